@@ -1,0 +1,253 @@
+"""Coherent sums: every aggregate equals the sum of its bottom series, ``[I | -S] u = 0`` (paper, equation "tscons").
+
+Rows are rewritten locally (``structure.local``), so trees cost O(n) and crossed hierarchies keep small blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.constraints.linear import LinearEquality, _scipy_from_sparse
+from probhard.errors import ParameterError, ShapeError
+from probhard.structure.local import local_rows
+from probhard.structure.system import LinearSystem
+
+
+class Hierarchy(LinearEquality):
+    """Coherence of n series with m bottom series; aggregates come first.
+
+    Args:
+        S: Summation matrix (n, m), its last m rows the identity; dense, sparse, numpy, scipy, or a frame of numbers.
+        names: Labels of the n series, for errors and ``index``.
+        tags: Level name to the labels of its nodes.
+        immutable: Nodes (numbers or labels) whose own forecasts must not be moved. See also ``fix``.
+    """
+
+    def __init__(
+        self,
+        S: Any,
+        names: Sequence[str] | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        immutable: Sequence[int | str] = (),
+    ) -> None:
+        summation = _summation(S)
+        nodes, bottoms = summation.shape
+        aggregates = nodes - bottoms
+        self.names = None if names is None else tuple(map(str, names))
+        self.tags = {} if tags is None else {k: tuple(map(str, v)) for k, v in tags.items()}
+        if self.names is not None and len(self.names) != nodes:
+            raise ShapeError(
+                f"The hierarchy has {nodes} series and {len(self.names)} names.",
+                "Names label the rows of S.",
+                "Give one name per row.",
+            )
+        self._variables, self.bottoms, self.aggregates = nodes, bottoms, aggregates
+        _check_summation(summation, self.names)
+        held = np.asarray([self.index(node) for node in immutable], dtype=np.int64)
+        self.sizes = torch.from_numpy(np.asarray(summation.sum(1), dtype=np.float64).ravel())
+        upper = sp.csr_array(summation[:aggregates])
+        matrix = sp.csr_array(sp.hstack([sp.eye_array(aggregates, format="csr"), -upper]))
+        self.summation = summation
+        self._set(LinearSystem.of(matrix, held), 0.0)
+
+    def index(self, node: int | str) -> int:
+        """Number of a node given by its number or label."""
+        if isinstance(node, str):
+            if self.names is None or node not in self.names:
+                raise ParameterError(
+                    f"There is no node {node!r}.",
+                    "A label must be one of the hierarchy's names.",
+                    "Pass names=... to the hierarchy, or use the node's number.",
+                )
+            return self.names.index(node)
+        if not -self._variables <= node < self._variables:
+            raise ParameterError(
+                f"There is no node {node}.",
+                f"The hierarchy has {self._variables} nodes.",
+                "Count from 0, aggregates first.",
+            )
+        return int(node) % self._variables
+
+    def fix(self, nodes: Sequence[int | str], values: Any) -> LinearEquality:
+        """Coherence with some nodes fixed to given values (*batch, len(nodes)): a budget, a contract, a plan."""
+        columns = np.asarray([self.index(node) for node in nodes], dtype=np.int64)
+        pick = sp.csr_array(
+            (np.ones(len(columns)), (np.arange(len(columns)), columns)), shape=(len(columns), self._variables)
+        )
+        values = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64)
+        return self & LinearEquality(pick, values)
+
+    def aggregate(self, bottom: Tensor) -> Tensor:
+        """All n series (..., n) from the bottom ones (..., m)."""
+        upper = sp.csr_array(self.summation[: self.aggregates])
+        rows = self._cached_upper(upper).at(bottom)
+        return torch.cat([rows.apply(bottom), bottom], -1)
+
+    def _cached_upper(self, upper: sp.csr_array) -> Any:
+        from probhard.structure.base import SparseMap
+
+        if not hasattr(self, "_upper"):
+            self._upper = SparseMap(upper)
+        return self._upper
+
+    def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:
+        matrix, b, held = super().stackable()
+        local = local_rows(matrix)
+        return (matrix if local is None else local[0]), b, held
+
+    @classmethod
+    def from_frame(cls, frame: Any, spec: Sequence[Sequence[str]], **options: Any) -> Hierarchy:
+        """From a pandas or polars frame of key columns, and the levels as lists of keys.
+
+        ``spec`` is Nixtla's: ``[["Country"], ["Country", "State"], ["Country", "State", "Purpose"]]``; the last level
+        is the bottom and must tell the rows apart. Labels are joined by "/" and sorted within a level.
+        """
+        table = nw.from_native(frame, eager_only=True)
+        missing = sorted({key for level in spec for key in level} - set(table.columns))
+        if not spec or missing:
+            raise ParameterError(
+                f"The spec names keys {missing} that the frame does not have." if missing else "The spec is empty.",
+                "Every level is a list of key columns.",
+                f"Choose among the columns {list(table.columns)}.",
+            )
+        keys = list(dict.fromkeys(key for level in spec for key in level))
+        if set(keys) - set(spec[-1]):
+            raise ParameterError(
+                f"The last level {list(spec[-1])} does not hold the keys {sorted(set(keys) - set(spec[-1]))}.",
+                "It is the bottom: every other level groups it.",
+                "Add the missing keys to the last level.",
+            )
+        distinct = table.select(list(spec[-1])).unique().sort(list(spec[-1]))
+        if any(distinct.get_column(key).is_null().any() for key in spec[-1]):
+            raise ParameterError(
+                "A key column has missing values.",
+                "A series without a place in the hierarchy cannot be summed.",
+                "Fill or drop those rows.",
+            )
+        columns = {key: [str(v) for v in distinct.get_column(key).to_list()] for key in spec[-1]}
+        labels = {
+            "/".join(level): ["/".join(parts) for parts in zip(*(columns[key] for key in level))] for level in spec
+        }
+        tags = {level: sorted(set(nodes)) for level, nodes in labels.items()}
+        bottom = list(labels.values())[-1]
+        tags[next(reversed(labels))] = bottom
+        return cls._from_labels(labels, tags, **options)
+
+    @classmethod
+    def from_tags(cls, tags: Mapping[str, Sequence[str]], S: Any = None, **options: Any) -> Hierarchy:
+        """From Nixtla's tags, ``{"Country/State": ["Australia/NSW", ...], ...}``, the bottom level last.
+
+        Labels are read against their level's keys, so grouped levels such as "Country/Purpose" work too. With ``S``
+        the tags only name its rows.
+        """
+        levels = {level: [str(node) for node in nodes] for level, nodes in tags.items()}
+        if S is not None:
+            names = [node for nodes in levels.values() for node in nodes]
+            return cls(S, names=names, tags=levels, **options)
+        if not levels:
+            raise ParameterError("There are no tags.", "They name the levels.", "Pass at least the bottom level.")
+        *_, (bottom_level, bottoms) = levels.items()
+        keys = bottom_level.split("/")
+        parts = [node.split("/") for node in bottoms]
+        wrong = [node for node, split in zip(bottoms, parts) if len(split) != len(keys)]
+        if wrong:
+            raise ParameterError(
+                f"The bottom label {wrong[0]!r} does not have one part for each of the keys {keys}.",
+                "Labels are matched to levels by their parts.",
+                "Join the parts of a label by '/', in the order of the level's keys.",
+            )
+        labels = {}
+        for level in levels:
+            unknown = [key for key in level.split("/") if key not in keys]
+            if unknown:
+                raise ParameterError(
+                    f"The level {level!r} has keys {unknown} that the bottom level {bottom_level!r} does not have.",
+                    "Every level groups the bottom one.",
+                    "Put all keys into the bottom level's name.",
+                )
+            position = [keys.index(key) for key in level.split("/")]
+            labels[level] = ["/".join(split[i] for i in position) for split in parts]
+        return cls._from_labels(labels, levels, **options)
+
+    @classmethod
+    def _from_labels(
+        cls, labels: Mapping[str, Sequence[str]], tags: Mapping[str, Sequence[str]], **options: Any
+    ) -> Hierarchy:
+        """From each bottom's label at every level, and the nodes of every level in their order."""
+        blocks = []
+        for level, nodes in tags.items():
+            position = {node: i for i, node in enumerate(nodes)}
+            unknown = sorted(set(labels[level]) - set(nodes))
+            idle = sorted(set(nodes) - set(labels[level]))
+            if unknown or idle or len(position) != len(nodes):
+                found = f"misses {unknown[:3]}" if unknown else f"lists {idle[:3]} without a bottom series"
+                raise ParameterError(
+                    f"The level {level!r} {found if unknown or idle else 'lists a node twice'}.",
+                    "Its rows of S would not add up to the total.",
+                    "List every node of the level once.",
+                )
+            row = [position[node] for node in labels[level]]
+            ones = np.ones(len(row))
+            blocks.append(sp.csr_array((ones, (row, np.arange(len(row)))), shape=(len(nodes), len(row))))
+        names = [node for nodes in tags.values() for node in nodes]
+        return cls(sp.csr_array(sp.vstack(blocks)), names=names, tags=tags, **options)
+
+
+def _summation(S: Any) -> sp.csr_array:
+    """S as a scipy matrix of float64."""
+    if isinstance(S, Tensor):
+        return _scipy_from_sparse(S) if S.layout != torch.strided else sp.csr_array(S.detach().cpu().double().numpy())
+    if sp.issparse(S):
+        return sp.csr_array(S, dtype=np.float64)
+    values = np.asarray(S.to_numpy() if hasattr(S, "to_numpy") else S)
+    try:
+        values = values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            "S has entries that are not numbers.",
+            "It is the summation matrix, (n, m).",
+            "Drop label columns such as unique_id, or pass them as names.",
+        ) from error
+    if values.ndim != 2:
+        raise ShapeError(f"S has shape {values.shape}.", "It is the summation matrix, (n, m).", "Pass a 2-D array.")
+    return sp.csr_array(values)
+
+
+def _check_summation(summation: sp.csr_array, names: tuple[str, ...] | None) -> None:
+    nodes, bottoms = summation.shape
+
+    def name(row: int) -> str:
+        return f"{row}" if names is None else f"{row} ({names[row]!r})"
+
+    if not np.isfinite(summation.data).all():
+        raise ParameterError("S has NaN or infinite entries.", "It says which series add up.", "Use 0 and 1.")
+    if nodes <= bottoms:
+        raise ShapeError(
+            f"S has shape {(nodes, bottoms)}.",
+            "It needs at least one aggregate above its bottom series.",
+            "Rows are all series, columns the bottom ones; transpose S if it is the other way round.",
+        )
+    wrong = abs(summation[nodes - bottoms :] - sp.eye_array(bottoms, format="csr")).sum(1)
+    if np.any(wrong > 0):
+        row = nodes - bottoms + int(np.flatnonzero(wrong > 0)[0])
+        raise ParameterError(
+            f"The last {bottoms} rows of S are not the identity: row {name(row)} does not add up to its own series.",
+            "Bottom series come last, in the order of the columns.",
+            "Reorder the rows of S.",
+        )
+    empty = np.flatnonzero(np.diff(summation.indptr)[: nodes - bottoms] == 0)
+    empty_data = np.flatnonzero(np.asarray(abs(summation).sum(1)).ravel()[: nodes - bottoms] == 0)
+    if len(empty) or len(empty_data):
+        row = int((empty if len(empty) else empty_data)[0])
+        raise ParameterError(
+            f"Row {name(row)} of S adds up nothing.",
+            "An aggregate needs at least one bottom series.",
+            "Remove it.",
+        )

@@ -1,0 +1,63 @@
+"""Errors in three parts: what was wrong, why it matters, what to do."""
+
+from __future__ import annotations
+
+import torch
+
+
+class ProbhardError(ValueError):
+    """Bad input or an impossible request, explained in three parts.
+
+    Args:
+        what: What was found, with shapes and values.
+        why: Why it cannot be accepted.
+        fix: What the caller can do about it.
+    """
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        self.what, self.why, self.fix = what, why, fix
+        super().__init__(" ".join(part for part in (what, why, fix) if part))
+
+
+class ShapeError(ProbhardError):
+    """Shapes that do not fit together."""
+
+
+class ParameterError(ProbhardError):
+    """A parameter outside its range: NaN, infinite, a negative variance, an unknown option."""
+
+
+class RankError(ProbhardError):
+    """Constraint rows that repeat each other."""
+
+
+class InfeasibleError(ProbhardError):
+    """Constraints that no point satisfies."""
+
+
+class ConvergenceError(ProbhardError):
+    """A projection that did not reach the feasible set."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed; the message holds the pip line."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs {package}, which is not installed. pip install "probhard[{extra}]"')
+
+
+def checking() -> bool:
+    """Whether value checks may look at the data: eager mode, outside compile, export and torch.func."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ParameterError(
+            f"{name}={value!r} is not known.",
+            "Each name selects one algorithm and there is no default to fall back on.",
+            f"Choose one of {', '.join(map(repr, choices))}.",
+        )

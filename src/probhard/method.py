@@ -1,0 +1,115 @@
+"""Named methods as records of the same few parts: a step in training, a step at inference, a score, a penalty.
+
+| name                     | in training                             | at inference                              |
+|--------------------------|-----------------------------------------|-------------------------------------------|
+| base                     | nothing                                 | nothing                                   |
+| probhard-ob, probhard-or | parameters projected                    | every draw projected                      |
+| hardc                    | mean projected, Q = I, covariance kept  | the same; not feasible beyond its mean    |
+| probconserv              | nothing                                 | oblique, the linear law                   |
+| probhard-inf             | nothing                                 | every draw projected, full constraint     |
+| softc                    | penalty * sum(residual(mean)^2)         | nothing                                   |
+| hier-e2e                 | 100 draws projected, quantile loss      | every draw projected                      |
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from probhard.errors import ParameterError, check_choice
+from probhard.metric import Metric
+from probhard.projection import DPPL
+
+SCORE_NAMES = ("crps", "nll", "quantile")
+PENALTIES = (0.1, 1.0, 10.0)  # softc chooses among these by validation CRPS
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done to a predicted distribution.
+
+    Args:
+        metric: Metric of the projection; None does nothing.
+        covariance: As in ``DPPL``.
+        draws: Score this many projected draws instead of the projected parameters, if not 0.
+        linear_only: Use only the linear part of the constraint.
+    """
+
+    metric: str | Metric | None = None
+    covariance: str = "auto"
+    draws: int = 0
+    linear_only: bool = False
+
+    def layer(self) -> DPPL | None:
+        """The projection layer of this step, or None."""
+        return None if self.metric is None else DPPL(self.metric, self.covariance)
+
+
+NOTHING = Step()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train and use a probabilistic model under constraints.
+
+    Args:
+        training: Step applied before the score in training.
+        inference: Step applied to forecasts.
+        score: ``"crps"``, ``"nll"`` or, for steps with draws, ``"quantile"``.
+        penalty: Weight of the summed squared residuals of the mean in the loss.
+    """
+
+    training: Step = NOTHING
+    inference: Step = NOTHING
+    score: str = "crps"
+    penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("score", self.score, SCORE_NAMES)
+        if (self.score == "quantile") != (self.training.draws > 0) and self.score != "crps":
+            raise ParameterError(
+                f"The score {self.score!r} does not fit a training step with {self.training.draws} draws.",
+                "'quantile' is a score of draws, 'nll' one of parameters.",
+                "Set Step(draws=100) for 'quantile', and draws=0 for 'nll'.",
+            )
+
+    def replace(self, **changes: Any) -> Method:
+        """The same method with other fields: ``METHODS["base"].replace(score="nll")``."""
+        return replace(self, **changes)
+
+    def record(self) -> dict[str, Any] | None:
+        """Plain values to save, or None if a metric module is part of it."""
+        if any(isinstance(step.metric, Metric) for step in (self.training, self.inference)):
+            return None
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Method:
+        """The method of a saved record."""
+        values = {field.name: record[field.name] for field in fields(cls)}
+        steps = {name: Step(**values[name]) for name in ("training", "inference")}
+        return cls(**{**values, **steps})
+
+
+def _both(metric: str, **options: Any) -> Method:
+    return Method(training=Step(metric, **options), inference=Step(metric, **options))
+
+
+METHODS: dict[str, Method] = {
+    "base": Method(),
+    "probhard-ob": _both("oblique"),
+    "probhard-or": _both("orthogonal"),
+    "hardc": _both("orthogonal", covariance="keep"),
+    "probconserv": Method(inference=Step("oblique", linear_only=True)),
+    "probhard-inf": Method(inference=Step("oblique")),
+    "softc": Method(penalty=1.0),
+    "hier-e2e": Method(Step("orthogonal", draws=100), Step("orthogonal"), score="quantile"),
+}
+
+
+def as_method(method: str | Method) -> Method:
+    """A method by its name, or itself."""
+    if isinstance(method, Method):
+        return method
+    check_choice("method", method, tuple(METHODS))
+    return METHODS[method]

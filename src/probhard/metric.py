@@ -1,0 +1,165 @@
+"""Metrics Q of the projection ``min |u - z|_Q``, each represented by ``W = Q^-1``.
+
+See the paper's section "Flexibility in the choice of Q and its structure".
+
+Orthogonal: W = I. Oblique: W = Sigma, the distribution's own covariance. The others hold a W of their own, fixed
+(buffers) or learned with the model (parameters). Low rank means ``W = D + F F^T``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from probhard.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
+from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard.tangent import Identity
+
+
+class Metric(nn.Module):
+    """Gives the weight W of a projection; subclass it and implement ``weight``."""
+
+    fixed = True  # whether W is the same for every distribution
+
+    @abstractmethod
+    def weight(
+        self,
+        z: Tensor,  # (*batch, n), for its size, dtype and device
+        cov: Covariance | None,  # of the distribution that is projected
+    ) -> Covariance:
+        """The weight W for points like z."""
+
+
+class Orthogonal(Metric):
+    """Q = I: the nearest point."""
+
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        return Identity.like(z)
+
+
+class Oblique(Metric):
+    """Q = Sigma^-1: uncertain coordinates move, certain ones stay."""
+
+    fixed = False
+
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        if cov is None:
+            raise ParameterError(
+                "The oblique metric was asked to project points without a distribution.",
+                "Its weight is the distribution's covariance.",
+                "Pass dist=..., or use metric='orthogonal' or a DiagonalMetric.",
+            )
+        return cov
+
+
+class _Own(Metric):
+    """A metric with a W of its own, fixed or learned."""
+
+    def _hold(self, name: str, value: Tensor, learn: bool) -> None:
+        if learn:
+            self.register_parameter(name, nn.Parameter(value.detach().clone()))
+        else:
+            self.register_buffer(name, value)
+
+    def _positive(self, name: str, value: Tensor, learn: bool) -> Tensor:
+        """What is stored for positive numbers: themselves, or their logarithm where they are learned."""
+        if checking():
+            check_finite(f"The metric's {name}", value, minimum=0.0)
+            if learn and bool((value == 0).any()):
+                raise ParameterError(
+                    f"A learned metric starts with {int((value == 0).sum())} zeros in its {name}.",
+                    "It is learned on a logarithmic scale, where 0 cannot move.",
+                    "Start from positive numbers, such as ones.",
+                )
+        return value.log() if learn else value
+
+    def _check(self, z: Tensor, size: int) -> None:
+        if z.shape[-1] != size:
+            raise ShapeError(
+                f"{type(self).__name__} has {size} variables, the distribution {z.shape[-1]}.",
+                "A metric weighs every variable.",
+                f"Build it with {z.shape[-1]} entries.",
+            )
+
+
+class DiagonalMetric(_Own):
+    """``W = diag(weight)``: large where a variable may move freely.
+
+    Args:
+        values: Positive weights, (n,); 0 keeps a variable where it is.
+        learn: Train them with the model, on a logarithmic scale.
+    """
+
+    values: Tensor
+
+    def __init__(self, values: Tensor, learn: bool = False) -> None:
+        super().__init__()
+        self.learn = learn
+        self._hold("values", self._positive("weights", values, learn), learn)
+
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        self._check(z, self.values.shape[-1])
+        values = self.values.exp() if self.learn else self.values
+        return Diagonal(values.to(z))
+
+
+class LowRankMetric(_Own):
+    """``W = diag(diagonal) + factor factor^T``.
+
+    Args:
+        factor: (n, rank).
+        diagonal: Positive, (n,).
+        learn: Train both with the model.
+    """
+
+    factor: Tensor
+    diagonal: Tensor
+
+    def __init__(self, factor: Tensor, diagonal: Tensor, learn: bool = False) -> None:
+        super().__init__()
+        LowRank(factor, diagonal)  # checks the shapes
+        self.learn = learn
+        self._hold("factor", factor, learn)
+        self._hold("diagonal", self._positive("diagonal", diagonal, learn), learn)
+
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        self._check(z, self.factor.shape[-2])
+        diagonal = self.diagonal.exp() if self.learn else self.diagonal
+        return LowRank(self.factor.to(z), diagonal.to(z))
+
+
+class DenseMetric(_Own):
+    """``W = L L^T`` with a lower triangular L.
+
+    Args:
+        scale_tril: (n, n) with a positive diagonal.
+        learn: Train it with the model, its diagonal on a logarithmic scale.
+    """
+
+    lower: Tensor
+    corner: Tensor
+
+    def __init__(self, scale_tril: Tensor, learn: bool = False) -> None:
+        super().__init__()
+        Dense(scale_tril).validate()
+        self.learn = learn
+        self._hold("lower", scale_tril.tril(-1), learn)
+        self._hold("corner", self._positive("diagonal", scale_tril.diagonal(dim1=-2, dim2=-1), learn), learn)
+
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        self._check(z, self.lower.shape[-1])
+        corner = self.corner.exp() if self.learn else self.corner
+        return Dense((self.lower.tril(-1) + torch.diag_embed(corner)).to(z))
+
+
+NAMED: dict[str, type[Metric]] = {"oblique": Oblique, "orthogonal": Orthogonal}
+
+
+def as_metric(metric: str | Metric) -> Metric:
+    """A metric by its name, or itself."""
+    if isinstance(metric, Metric):
+        return metric
+    check_choice("metric", metric, tuple(NAMED))
+    return NAMED[metric]()

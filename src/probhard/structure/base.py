@@ -1,0 +1,165 @@
+"""The two abstractions of this folder: a structure of A, and a factor of ``A W A^T`` for one diagonal W.
+
+A ``Structure`` knows the pattern of A and chooses nothing; a ``Factor`` holds the work that depends on W and
+answers ``(A W A^T)^-1 r`` and ``diag(P S P^T)`` with ``P = I - W A^T (A W A^T)^-1 A``.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.covariance import matvec
+
+
+def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Quotient that is 0, with gradient 0, where the denominator is 0."""
+    regular = denominator > 0
+    return torch.where(regular, numerator / torch.where(regular, denominator, 1.0), 0.0)
+
+
+def segment_sum(x: Tensor, segment: Tensor, count: int) -> Tensor:
+    """Sums of x (..., k) over equal entries of ``segment`` (k,), as (..., count)."""
+    return x.new_zeros(*x.shape[:-1], count).index_add(-1, segment, x)
+
+
+class OnDevice:
+    """Tensors held as attributes, with one cached copy per dtype and device."""
+
+    def at(self, like: Tensor) -> Self:
+        """This object with its floating tensors in the dtype, and all tensors on the device, of ``like``."""
+        copies = self.__dict__.setdefault("_copies", {})
+        key = (like.dtype, like.device)
+        if key not in copies:
+            moved = {name: _move(value, like) for name, value in vars(self).items() if name != "_copies"}
+            if all(moved[name] is vars(self)[name] for name in moved):
+                copies[key] = self
+            else:
+                copies[key] = copy.copy(self)
+                copies[key].__dict__ = moved
+        return copies[key]
+
+
+def _move(value: Any, like: Tensor) -> Any:
+    """A tensor, a part or a tuple of parts moved to ``like``; anything else, and what is there already, as it is."""
+    if isinstance(value, Tensor):
+        return _cast(value, like)
+    if isinstance(value, OnDevice):
+        return value.at(like)
+    if isinstance(value, tuple) and value and isinstance(value[0], OnDevice):
+        parts = tuple(part.at(like) for part in value)
+        return value if all(a is b for a, b in zip(parts, value)) else parts
+    return value
+
+
+def _cast(x: Tensor, like: Tensor) -> Tensor:
+    dtype = like.dtype if x.is_floating_point() else x.dtype
+    return x if x.dtype == dtype and x.device == like.device else x.to(like.device, dtype)
+
+
+class Factor(ABC):
+    """``A W A^T`` made ready to solve with, for one (batched) diagonal W."""
+
+    weight: Tensor  # (*batch, n)
+
+    @abstractmethod
+    def solve(self, r: Tensor) -> Tensor:
+        """``(A W A^T)^-1 r`` for r (*samples, *batch, q)."""
+
+    @abstractmethod
+    def variance(self, s: Tensor) -> Tensor:
+        """``diag(P diag(s) P^T)`` for s (*batch, n); ``s is self.weight`` marks the oblique case."""
+
+    @abstractmethod
+    def pivots(self) -> Tensor:
+        """Numbers (*batch, k) that are all positive exactly when ``A W A^T`` is regular."""
+
+
+class Structure(OnDevice, ABC):
+    """A q x n matrix A of known pattern."""
+
+    rows: int
+    variables: int
+    double = False  # whether float32 input is solved in float64
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dimensions of A itself."""
+        return 0
+
+    @property
+    def constant(self) -> bool:
+        """Whether A is one fixed matrix, so that a factor for W = I may be kept."""
+        return True
+
+    @property
+    @abstractmethod
+    def algorithm(self) -> str:
+        """What is done with this pattern, in a few words."""
+
+    @abstractmethod
+    def apply(self, x: Tensor) -> Tensor:
+        """``A x`` for x (..., n)."""
+
+    @abstractmethod
+    def transpose(self, y: Tensor) -> Tensor:
+        """``A^T y`` for y (..., q)."""
+
+    @abstractmethod
+    def factor(self, weight: Tensor) -> Factor:
+        """Factor of ``A diag(weight) A^T`` for weight (*batch, n)."""
+
+    def dense(self) -> Tensor:
+        """A itself, (*batch, q, n)."""
+        probe = next(v for v in vars(self).values() if isinstance(v, Tensor) and v.is_floating_point())
+        identity = torch.eye(self.variables, dtype=probe.dtype, device=probe.device)
+        return self.apply(identity).mT
+
+
+class SparseMap(OnDevice):
+    """A sparse matrix by its entries: ``apply`` and ``transpose`` gather, multiply and add."""
+
+    def __init__(self, matrix: sp.spmatrix) -> None:
+        entries = sp.coo_array(matrix)
+        self.rows, self.variables = entries.shape
+        self.row = torch.from_numpy(entries.coords[0].astype(np.int64))
+        self.column = torch.from_numpy(entries.coords[1].astype(np.int64))
+        self.value = torch.from_numpy(entries.data.astype(np.float64))
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``A x`` for x (..., n)."""
+        return segment_sum(x.index_select(-1, self.column) * self.value, self.row, self.rows)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        """``A^T y`` for y (..., q)."""
+        return segment_sum(y.index_select(-1, self.row) * self.value, self.column, self.variables)
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, the scale against which a residual is rounding."""
+        return segment_sum((x.index_select(-1, self.column) * self.value).abs(), self.row, self.rows)
+
+
+class DenseMap(OnDevice):
+    """A dense, possibly batched matrix."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix  # (*batch, q, n)
+        self.rows, self.variables = matrix.shape[-2:]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``A x`` for x (..., n)."""
+        return matvec(self.matrix, x)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        """``A^T y`` for y (..., q)."""
+        return matvec(self.matrix.mT, y)
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, the scale against which a residual is rounding."""
+        return matvec(self.matrix.abs(), x.abs())

@@ -1,0 +1,124 @@
+"""Rows over disjoint variables: everything is elementwise, O(n).
+
+With one row per group of variables, ``A W A^T`` is the diagonal ``m_r = sum_i w_i a_i^2``, the gain is
+``k_i = w_i a_i / m_r`` and, with ``T_r = sum_i a_i^2 s_i``,
+
+    diag(P S P^T)_i = s_i (1 - k_i a_i)^2 + k_i^2 (T_r - a_i^2 s_i),
+
+a sum of squares, since ``1 - k_i a_i = (m_r - w_i a_i^2) / m_r``. For W = S it is ``w_i (m_r - w_i a_i^2) / m_r``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.structure.base import Factor, Structure, divide, segment_sum
+
+
+class DisjointRows(Structure):
+    """Each variable in at most one row; variables outside every row have coefficient 0.
+
+    ``group`` is None when the rows are equal consecutive blocks of variables (a field's time slices): then sums
+    and broadcasts are plain views.
+    """
+
+    def __init__(self, coefficient: Tensor, rows: int, group: Tensor | None = None) -> None:
+        self.coefficient = coefficient  # (n,), or (width,) shared by all blocks, or (*batch, n)
+        self.group = group  # (n,) or None
+        self.rows = rows
+        self.width = coefficient.shape[-1]
+        self.shared = False
+        self.variables = self.width
+
+    @classmethod
+    def blocks(cls, weights: Tensor, rows: int) -> DisjointRows:
+        """``rows`` consecutive blocks of variables, each with the same weights (width,)."""
+        structure = cls(weights, rows)
+        structure.shared = True
+        structure.variables = rows * weights.shape[-1]
+        return structure
+
+    @classmethod
+    def from_matrix(cls, matrix: sp.csr_array) -> DisjointRows:
+        """From a sparse matrix whose columns hold at most one entry each."""
+        rows, variables = matrix.shape
+        coefficient, group = np.zeros(variables), np.zeros(variables, dtype=np.int64)
+        entries = matrix.tocoo()
+        coefficient[entries.coords[1]] = entries.data
+        group[entries.coords[1]] = entries.coords[0]
+        regular = variables % rows == 0 and np.array_equal(entries.coords[0], entries.coords[1] // (variables // rows))
+        return cls(torch.from_numpy(coefficient), rows, None if regular else torch.from_numpy(group))
+
+    @property
+    def algorithm(self) -> str:
+        return f"disjoint rows ({self.rows}), elementwise"
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Row sums, as (..., q), of x in the layout of ``split``."""
+        return x.sum(-1) if self.group is None else segment_sum(x, self.group, self.rows)
+
+    def weighted_sums(self, x: Tensor, coefficient: Tensor) -> Tensor:
+        """Row sums of coefficient * x for x (..., n); one matrix-vector product for shared weights."""
+        if self.shared:
+            return self.split(x) @ coefficient
+        return self.sums(self.split(x * coefficient))
+
+    def spread(self, y: Tensor) -> Tensor:
+        """Row values y (..., q) at each variable, in a shape that broadcasts with ``split``."""
+        return y.unsqueeze(-1) if self.group is None else y.index_select(-1, self.group)
+
+    def split(self, x: Tensor) -> Tensor:
+        """View x (..., n) as (..., q, width) for blocks, as it is otherwise."""
+        return x.unflatten(-1, (self.rows, -1)) if self.group is None else x
+
+    def join(self, x: Tensor) -> Tensor:
+        """Inverse of ``split``."""
+        return x.flatten(-2) if self.group is None else x
+
+    def split_coefficient(self) -> Tensor:
+        """The coefficients in the layout of ``split``."""
+        return self.coefficient if self.shared else self.split(self.coefficient)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.weighted_sums(x, self.coefficient)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        return self.join(self.split_coefficient() * self.spread(y))
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """``|A| |x|``."""
+        return self.weighted_sums(x.abs(), self.coefficient.abs())
+
+    def factor(self, weight: Tensor) -> DisjointFactor:
+        return DisjointFactor(self, weight)
+
+
+class DisjointFactor(Factor):
+    """The diagonal ``A W A^T``."""
+
+    def __init__(self, structure: DisjointRows, weight: Tensor) -> None:
+        self.structure, self.weight = structure, weight
+        self.mass = structure.weighted_sums(weight, structure.coefficient.square())  # (*batch, q)
+
+    def solve(self, r: Tensor) -> Tensor:
+        return divide(r, self.mass)
+
+    def variance(self, s: Tensor) -> Tensor:
+        rows = self.structure
+        a = rows.split_coefficient()
+        moved = rows.split(self.weight) * a.square()  # share of each variable in its row's pivot
+        mass = rows.spread(self.mass)
+        kept = (mass - moved).clamp(min=0)
+        if s is self.weight:
+            return rows.join(torch.where(mass > 0, rows.split(s) * divide(kept, mass), rows.split(s)))
+        own = rows.split(s) * a.square()
+        others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
+        gain = divide(rows.split(self.weight) * a, mass)
+        stay = torch.where(mass > 0, divide(kept, mass), 1.0)
+        return rows.join(rows.split(s) * stay.square() + gain.square() * others)
+
+    def pivots(self) -> Tensor:
+        return self.mass

@@ -1,0 +1,156 @@
+"""Sparse rows of a fixed pattern: a batched Cholesky factor in rounds, and its selected inverse.
+
+``M = A W A^T = L D L^T`` by the rounds of ``elimination``. Marginal variances need only the entries of
+``Z = M^-1`` on the pattern of L (Takahashi's recursion, the rounds in reverse):
+
+    Z_jp = - sum_j' Z_jj' l_j'p,     Z_pp = 1 / d_p - sum_j l_jp Z_jp.
+
+With ``q_i(X) = a_i^T X a_i`` for column i of A, the oblique variance is ``w_i - w_i^2 q_i(Z)``; for another covariance
+S it is ``s_i - 2 w_i s_i q_i(Z) + w_i^2 q_i(N)`` with ``N = Z A S A^T Z``, the derivative of ``-Z`` along ``A S A^T``.
+"""
+
+from __future__ import annotations
+
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.structure.base import Factor, OnDevice, SparseMap, Structure, segment_sum
+from probhard.structure.dense import cholesky_solve
+from probhard.structure.elimination import Plan, plan_elimination
+
+
+class Assembly(OnDevice):
+    """The map from weights w to the entries of ``A diag(w) A^T`` and back to the quadratic forms q_i."""
+
+    def __init__(self, matrix: sp.csr_array, plan: Plan) -> None:
+        columns = sp.csc_array(matrix)
+        variable: list[int] = []
+        entry: list[int] = []
+        product: list[float] = []
+        twice: list[float] = []
+        for i in range(matrix.shape[1]):
+            span = slice(columns.indptr[i], columns.indptr[i + 1])
+            rows, values = columns.indices[span].tolist(), columns.data[span].tolist()
+            for a, (row, value) in enumerate(zip(rows, values)):
+                for other, factor in zip(rows[: a + 1], values[: a + 1]):
+                    variable.append(i)
+                    entry.append(plan.entry_of[(row, other) if row < other else (other, row)])
+                    product.append(value * factor)
+                    twice.append(1.0 if row == other else 2.0)
+        self.variables, self.entries = matrix.shape[1], plan.entries
+        self.variable, self.entry = torch.tensor(variable), torch.tensor(entry)
+        self.product = torch.tensor(product, dtype=torch.float64)
+        self.form = self.product * torch.tensor(twice, dtype=torch.float64)
+
+    def assemble(self, weight: Tensor) -> Tensor:
+        """Entries (*batch, E) of ``A diag(w) A^T``."""
+        return segment_sum(weight.index_select(-1, self.variable) * self.product, self.entry, self.entries)
+
+    def forms(self, entries: Tensor) -> Tensor:
+        """``a_i^T X a_i`` (*batch, n) from the entries of X."""
+        return segment_sum(entries.index_select(-1, self.entry) * self.form, self.variable, self.variables)
+
+
+class SparseRows(Structure):
+    """A sparse A with a planned elimination of ``A W A^T``."""
+
+    double = True
+
+    def __init__(self, matrix: sp.csr_array, plan: Plan | None = None) -> None:
+        self.rows, self.variables = matrix.shape
+        self.map = SparseMap(matrix)
+        self.plan = plan_elimination(matrix) if plan is None else plan
+        self.assembly = Assembly(matrix, self.plan)
+
+    @property
+    def algorithm(self) -> str:
+        plan = self.plan
+        return (
+            f"sparse Cholesky of {self.rows} rows, {len(plan.rounds)} rounds, {plan.entries} entries, "
+            f"dense block of {len(plan.block)}"
+        )
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.map.apply(x)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        return self.map.transpose(y)
+
+    def dense(self) -> Tensor:
+        return self.map.apply(torch.eye(self.variables).to(self.map.value)).mT
+
+    def factor(self, weight: Tensor) -> SparseFactor:
+        return SparseFactor(self, weight)
+
+
+class SparseFactor(Factor):
+    """``L D L^T`` of ``A W A^T``."""
+
+    def __init__(self, structure: SparseRows, weight: Tensor) -> None:
+        self.structure, self.weight = structure, weight
+        plan = structure.plan
+        self.pivot, self.lower, self.block = _eliminate(plan, structure.assembly.assemble(weight))
+
+    def solve(self, r: Tensor) -> Tensor:
+        plan = self.structure.plan
+        for step, lower in zip(plan.rounds, self.lower):
+            push = lower * r.index_select(-1, step.pivot).index_select(-1, step.owner)
+            r = r.index_add(-1, step.neighbour, push.expand(*r.shape[:-1], -1), alpha=-1)
+        if len(plan.block):
+            rest = r.index_select(-1, plan.block)
+            r = r.index_copy(-1, plan.block, cholesky_solve(self.block, rest))
+        for step, pivot, lower in reversed(list(zip(plan.rounds, self.pivot, self.lower))):
+            pull = segment_sum(lower * r.index_select(-1, step.neighbour), step.owner, len(step.pivot))
+            r = r.index_copy(-1, step.pivot, r.index_select(-1, step.pivot) / pivot - pull)
+        return r
+
+    def variance(self, s: Tensor) -> Tensor:
+        structure, w = self.structure, self.weight
+        forms, plan = structure.assembly.forms, structure.plan
+        if s is w:
+            inverse = _selected_inverse(plan, self.pivot, self.lower, self.block)
+            return (w - w.square() * forms(inverse)).clamp(min=0)
+
+        def inverse_of(entries: Tensor) -> Tensor:
+            return _selected_inverse(plan, *_eliminate(plan, entries))
+
+        s = s.expand(torch.broadcast_shapes(s.shape, w.shape))
+        at = structure.assembly.assemble(w).expand(*s.shape[:-1], -1).clone()
+        inverse, slope = torch.func.jvp(inverse_of, (at,), (structure.assembly.assemble(s),))  # type: ignore[misc]
+        return (s - 2 * w * s * forms(inverse) - w.square() * forms(slope)).clamp(min=0)
+
+    def pivots(self) -> Tensor:
+        corner = self.block.diagonal(dim1=-2, dim2=-1)
+        return torch.cat([*self.pivot, corner], -1)
+
+
+def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Pivots d and columns l of each round, and the Cholesky factor of the dense rest."""
+    pivots, lowers = [], []
+    for step in plan.rounds:
+        pivot, column = entries.index_select(-1, step.diagonal), entries.index_select(-1, step.entry)
+        lower = column / pivot.index_select(-1, step.owner)
+        update = lower.index_select(-1, step.first) * column.index_select(-1, step.second)
+        entries = entries.index_add(-1, step.target, update, alpha=-1)
+        pivots.append(pivot)
+        lowers.append(lower)
+    size = len(plan.block)
+    dense = entries.index_select(-1, plan.block_entry).unflatten(-1, (size, size))
+    return pivots, lowers, torch.linalg.cholesky_ex(dense).L
+
+
+def _selected_inverse(plan: Plan, pivots: list[Tensor], lowers: list[Tensor], block: Tensor) -> Tensor:
+    """Entries of ``M^-1`` on the pattern of the factor, (*batch, E)."""
+    identity = torch.eye(len(plan.block), dtype=block.dtype, device=block.device)
+    # not torch.cholesky_inverse: its forward-mode derivative is wrong (torch 2.13)
+    rest = torch.cholesky_solve(identity.expand_as(block), block).flatten(-2)
+    inverse = rest.new_zeros(*rest.shape[:-1], plan.entries).index_copy(-1, plan.block_entry, rest)
+    for step, pivot, lower in reversed(list(zip(plan.rounds, pivots, lowers))):
+        between = inverse.index_select(-1, step.target)
+        column = segment_sum(between * lower.index_select(-1, step.second), step.first, len(step.entry))
+        mirrored = between * lower.index_select(-1, step.first) * step.distinct
+        column = -column.index_add(-1, step.second, mirrored)
+        corner = 1 / pivot - segment_sum(lower * column, step.owner, len(step.pivot))
+        inverse = inverse.index_copy(-1, step.entry, column).index_copy(-1, step.diagonal, corner)
+    return inverse
