@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +17,42 @@ from torch import Tensor
 from probhard.errors import ParameterError, ShapeError, checking
 
 
+class _SafeSqrt(torch.autograd.Function):
+    """Square root with gradient ``1 / (2 sqrt(x))``, and 0 at 0; few passes, since every training step runs it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clamp(min=0).sqrt_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        return 0.5 * gradient / torch.where(root > 0, root, torch.inf)
+
+
+class _DualSafeSqrt(_SafeSqrt):
+    """The same with a forward mode, which torch.compile cannot trace."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return _SafeSqrt.backward(ctx, tangent)
+
+
 def safe_sqrt(x: Tensor) -> Tensor:
     """Square root of ``max(x, 0)`` whose gradient is 0, not infinite, where ``x <= 0``."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+    function = _SafeSqrt if torch.compiler.is_compiling() else _DualSafeSqrt
+    return cast(Tensor, function.apply(x))
 
 
 def matvec(

@@ -151,9 +151,25 @@ class DPPL(nn.Module):
         weight = self.metric.weight(z, cov)
         make = DenseTangent if self.solver == "dense" else tangent_of
         tangent = make(constraint.system, weight)
-        if self.validate_args:
+        value = tangent.project(z, constraint.b)
+        if self.validate_args and checking():
             tangent.check()
-        return tangent, tangent.project(z, constraint.b)
+            if tangent.conditioned:
+                value = self._verified(value, constraint, tangent)
+        return tangent, value
+
+    def _verified(self, value: Tensor, constraint: LinearEquality, tangent: Tangent) -> Tensor:
+        """Points that are feasible to rounding, or the error that ``on_failure`` asks for."""
+        solution = self._finished(value, constraint, tangent)
+        if self.on_failure == "raise" and not bool(solution.stats.converged.all()):
+            bad = ~solution.stats.converged
+            raise ConvergenceError(
+                f"{int(bad.sum())} of {bad.numel()} points are not feasible after projection; the worst relative "
+                f"residual is {float(solution.stats.residual.nan_to_num(torch.inf).max()):.3g}.",
+                "The variances range over too many orders of magnitude for this system of rows.",
+                "Set a floor on the variances, use the orthogonal metric, or pass on_failure='flag'.",
+            )
+        return solution.value
 
     def _finished(self, value: Tensor, constraint: LinearEquality | Constraint, tangent: Tangent) -> Solution:
         """Points with their status; those above rounding get one step of refinement."""

@@ -162,7 +162,8 @@ def crps_ensemble(
     # Differences from the target rather than raw values: no cancellation far from 0.
     order = (samples - _observed(y, mask, 0.0)).sort(dim=0).values  # (S, *batch, n)
     rank = torch.arange(1 - size, size, 2, dtype=order.dtype, device=order.device) / _pairs(size, estimator)
-    return _masked(order.abs().mean(0) - torch.tensordot(rank, order, dims=([0], [0])), mask)
+    rank = rank.reshape(-1, *[1] * (order.dim() - 1))  # no matrix product: autocast would round it
+    return _masked((order.abs() / size - rank * order).sum(0), mask)
 
 
 def energy_score(
@@ -225,12 +226,12 @@ def weighted_quantile_loss(
 
 def coverage(dist_or_samples: Any, y: Tensor, level: float = 0.9, mask: Tensor | None = None) -> Tensor:
     """1.0 where the target lies in the central interval of probability ``level``, else 0.0; (*batch, n)."""
+    _check_levels((level,), y)
     bounds = ((1 - level) / 2, (1 + level) / 2)
     if isinstance(dist_or_samples, Tensor):
         _check_samples(dist_or_samples, y)
         lower, upper = sample_quantiles(dist_or_samples, bounds)
     else:
-        _check_levels(bounds, y)
         laws = _marginals(dist_or_samples, y)
         lower, upper = (laws.icdf(torch.as_tensor(p, dtype=y.dtype, device=y.device)) for p in bounds)
     return _masked(((lower <= y) & (y <= upper)).to(y.dtype), mask)

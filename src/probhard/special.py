@@ -128,11 +128,12 @@ def student_t_masses(
     z: Tensor,
     df: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """``P(|T| < |z|)`` and ``P(|T| > |z|)`` in float64, each to relative rounding; no gradient."""
+    """``P(|T| < |z|)`` and ``P(|T| > |z|)`` in float64, each to the relative rounding of ``z``; no gradient."""
     freedom, square = _double(df, z), z.double().square()
-    # A plain float keeps the coefficients of the fraction plain floats, and small ones need few terms.
+    # A plain float keeps the coefficients of the fraction plain floats; few degrees and float32 need few terms.
     half = df / 2 if isinstance(df, float) else freedom / 2
     steps = min(STUDENT_STEPS, 10 + int(3 * math.sqrt(df))) if isinstance(df, float) else STUDENT_STEPS
+    steps = steps if z.dtype == torch.float64 else steps // 2
     ratio = square / freedom
     x, y = 1 / (1 + ratio), 1 / (1 + 1 / ratio)  # both right at z = 0 and at infinity
     power = torch.exp(-freedom / 2 * torch.log1p(ratio)) * y.sqrt() * (student_t_peak(df, z) * freedom.sqrt())

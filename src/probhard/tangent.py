@@ -54,23 +54,28 @@ class Tangent(ABC):
         """``diag(P C P^T)`` in the working precision."""
 
     @property
+    def conditioned(self) -> bool:
+        """Whether a Cholesky factor is behind it, whose rounding grows with the range of the weights."""
+        return True
+
+    @property
     def dtype(self) -> torch.dtype:
         """Working precision."""
         return self.weight.dtype
 
-    def displacement(self, r: Tensor) -> Tensor:
-        """``W A^T (A W A^T)^-1 r``: the shortest move that changes ``A u`` by r."""
-        return self.weight.apply(self.core.transpose(self.multiplier(r)))
-
     def project(self, z: Tensor, b: Tensor) -> Tensor:
         """The nearest point to z (*samples, *batch, n) with ``A u = b``."""
         point, right = self.system.substitute(z.to(self.dtype), b.to(self.dtype))
-        return (point - self.displacement(self.core.apply(point) - right)).to(z.dtype)
+        return self._nearest(point, right).to(z.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
         """``P x``, forward mode."""
         free = self.system.free(x.to(self.dtype))
-        return (free - self.displacement(self.core.apply(free))).to(x.dtype)
+        return self._nearest(free, free.new_zeros(self.core.rows)).to(x.dtype)
+
+    def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
+        """``z - W A^T (A W A^T)^-1 (A z - b)``."""
+        return z - self.weight.apply(self.core.transpose(self.multiplier(self.core.apply(z) - b)))
 
     def transpose(self, x: Tensor) -> Tensor:
         """``P^T x``, reverse mode."""
@@ -123,6 +128,13 @@ class DiagonalTangent(Tangent):
             self.system.unit_factor(moving.new_empty(0, dtype=dtype)) if unit else self.core.factor(moving.to(dtype))
         )
         self.weight = Diagonal(self.factor.weight)
+
+    @property
+    def conditioned(self) -> bool:
+        return self.core.double
+
+    def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
+        return self.factor.project(z, b)
 
     def multiplier(self, r: Tensor) -> Tensor:
         return self.factor.solve(r)
@@ -228,6 +240,10 @@ class PinnedTangent(Tangent):
 
     def __init__(self, system: LinearSystem, weight: Covariance) -> None:
         self.system, self.weight = system.at(weight.diagonal()), weight
+
+    @property
+    def conditioned(self) -> bool:
+        return False
 
     def multiplier(self, r: Tensor) -> Tensor:
         return r

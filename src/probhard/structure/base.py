@@ -66,11 +66,17 @@ def _cast(x: Tensor, like: Tensor) -> Tensor:
 class Factor(ABC):
     """``A W A^T`` made ready to solve with, for one (batched) diagonal W."""
 
+    structure: Structure
     weight: Tensor  # (*batch, n)
 
     @abstractmethod
     def solve(self, r: Tensor) -> Tensor:
         """``(A W A^T)^-1 r`` for r (*samples, *batch, q)."""
+
+    def project(self, z: Tensor, b: Tensor) -> Tensor:
+        """The nearest point to z (*samples, *batch, n) with ``A u = b``."""
+        pull = self.structure.transpose(self.solve(self.structure.apply(z) - b))
+        return torch.addcmul(z, self.weight, pull, value=-1)
 
     @abstractmethod
     def variance(self, s: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ class DenseRows(Structure):
 class DenseRowsFactor(Factor):
     """``L L^T = A W A^T``."""
 
+    structure: DenseRows
+
     def __init__(self, structure: DenseRows, weight: Tensor) -> None:
         self.structure, self.weight = structure, weight
         self.scaled = structure.map.matrix * weight.unsqueeze(-2)  # A W
@@ -129,6 +131,8 @@ class NullRows(Structure):
 
 class NullRowsFactor(Factor):
     """``L L^T = H``, by ``B = R_b C^T W_a^-1`` and ``H = I + B C R_b``."""
+
+    structure: NullRows
 
     def __init__(self, structure: NullRows, weight: Tensor) -> None:
         self.structure, self.weight = structure, weight

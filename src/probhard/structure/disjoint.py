@@ -5,7 +5,7 @@ With one row per group of variables, ``A W A^T`` is the diagonal ``m_r = sum_i w
 
     diag(P S P^T)_i = s_i (1 - k_i a_i)^2 + k_i^2 (T_r - a_i^2 s_i),
 
-a sum of squares, since ``1 - k_i a_i = (m_r - w_i a_i^2) / m_r``. For W = S it is ``w_i (m_r - w_i a_i^2) / m_r``.
+a sum of squares. For W = S it is ``w_i (1 - k_i a_i)``.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class DisjointRows(Structure):
 class DisjointFactor(Factor):
     """The diagonal ``A W A^T``."""
 
+    structure: DisjointRows
+
     def __init__(self, structure: DisjointRows, weight: Tensor) -> None:
         self.structure, self.weight = structure, weight
         self.mass = structure.weighted_sums(weight, structure.coefficient.square())  # (*batch, q)
@@ -107,17 +109,14 @@ class DisjointFactor(Factor):
         return divide(r, self.mass)
 
     def variance(self, s: Tensor) -> Tensor:
-        rows = self.structure
-        a = rows.split_coefficient()
-        moved = rows.split(self.weight) * a.square()  # share of each variable in its row's pivot
-        mass = rows.spread(self.mass)
-        kept = (mass - moved).clamp(min=0)
+        rows, a = self.structure, self.structure.split_coefficient()
+        mass = rows.spread(torch.where(self.mass > 0, self.mass, 1.0))
+        gain = rows.split(self.weight) * (a / mass)  # 0 where a row has nothing to move
+        stay = (1 - gain * a).clamp(min=0)
         if s is self.weight:
-            return rows.join(torch.where(mass > 0, rows.split(s) * divide(kept, mass), rows.split(s)))
+            return rows.join(rows.split(s) * stay)
         own = rows.split(s) * a.square()
         others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
-        gain = divide(rows.split(self.weight) * a, mass)
-        stay = torch.where(mass > 0, divide(kept, mass), 1.0)
         return rows.join(rows.split(s) * stay.square() + gain.square() * others)
 
     def pivots(self) -> Tensor:

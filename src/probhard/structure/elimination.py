@@ -42,6 +42,7 @@ class Plan(OnDevice):
     rounds: tuple[Round, ...]
     block: Tensor  # (m,) rows of the dense rest
     block_entry: Tensor  # (m * m,) entry of each of its elements
+    lower: Tensor  # (m (m + 1) / 2,) elements on and below its diagonal, each entry once
     entries: int
     entry_of: dict[tuple[int, int], int]
 
@@ -79,6 +80,7 @@ def plan_elimination(matrix: sp.csr_array) -> Plan:
         rounds=tuple(rounds),
         block=torch.tensor(block, dtype=torch.int64),
         block_entry=torch.tensor(block_entry, dtype=torch.int64),
+        lower=torch.tensor([i * len(block) + j for i in range(len(block)) for j in range(i + 1)], dtype=torch.int64),
         entries=len(entry_of),
         entry_of=entry_of,
     )

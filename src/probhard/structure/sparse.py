@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.structure.base import Factor, OnDevice, SparseMap, Structure, segment_sum
+from probhard.structure.base import Factor, OnDevice, SparseMap, Structure
 from probhard.structure.dense import cholesky_solve
 from probhard.structure.elimination import Plan, plan_elimination
 
@@ -44,12 +44,14 @@ class Assembly(OnDevice):
         self.form = self.product * torch.tensor(twice, dtype=torch.float64)
 
     def assemble(self, weight: Tensor) -> Tensor:
-        """Entries (*batch, E) of ``A diag(w) A^T``."""
-        return segment_sum(weight.index_select(-1, self.variable) * self.product, self.entry, self.entries)
+        """Entries (E, *batch) of ``A diag(w) A^T`` for weights (n, *batch)."""
+        terms = weight.index_select(0, self.variable) * lift(self.product, weight)
+        return gather_sum(terms, self.entry, self.entries)
 
     def forms(self, entries: Tensor) -> Tensor:
-        """``a_i^T X a_i`` (*batch, n) from the entries of X."""
-        return segment_sum(entries.index_select(-1, self.entry) * self.form, self.variable, self.variables)
+        """``a_i^T X a_i`` (n, *batch) from the entries (E, *batch) of X."""
+        terms = entries.index_select(0, self.entry) * lift(self.form, entries)
+        return gather_sum(terms, self.variable, self.variables)
 
 
 class SparseRows(Structure):
@@ -85,72 +87,90 @@ class SparseRows(Structure):
 
 
 class SparseFactor(Factor):
-    """``L D L^T`` of ``A W A^T``."""
+    """``L D L^T`` of ``A W A^T``; entries lead here, (E, *batch), so that gathers move whole rows of memory."""
+
+    structure: SparseRows
 
     def __init__(self, structure: SparseRows, weight: Tensor) -> None:
         self.structure, self.weight = structure, weight
-        plan = structure.plan
-        self.pivot, self.lower, self.block = _eliminate(plan, structure.assembly.assemble(weight))
+        self.leading = weight.movedim(-1, 0).contiguous()
+        self.pivot, self.lower, self.block = _eliminate(structure.plan, structure.assembly.assemble(self.leading))
 
     def solve(self, r: Tensor) -> Tensor:
         plan = self.structure.plan
-        for step, lower in zip(plan.rounds, self.lower):
-            push = lower * r.index_select(-1, step.pivot).index_select(-1, step.owner)
-            r = r.index_add(-1, step.neighbour, push.expand(*r.shape[:-1], -1), alpha=-1)
-        if len(plan.block):
-            rest = r.index_select(-1, plan.block)
-            r = r.index_copy(-1, plan.block, cholesky_solve(self.block, rest))
-        for step, pivot, lower in reversed(list(zip(plan.rounds, self.pivot, self.lower))):
-            pull = segment_sum(lower * r.index_select(-1, step.neighbour), step.owner, len(step.pivot))
-            r = r.index_copy(-1, step.pivot, r.index_select(-1, step.pivot) / pivot - pull)
-        return r
+        batch = torch.broadcast_shapes(r.shape[:-1], self.weight.shape[:-1])
+        r = r.expand(*batch, -1).movedim(-1, 0).contiguous()
+        lowers = [lift(lower, r) for lower in self.lower]
+        for step, lower in zip(plan.rounds, lowers):
+            push = lower * r.index_select(0, step.pivot).index_select(0, step.owner)
+            r = r.index_add(0, step.neighbour, push, alpha=-1)
+        rest = cholesky_solve(self.block, r.index_select(0, plan.block).movedim(0, -1))
+        r = r.index_copy(0, plan.block, rest.movedim(-1, 0))
+        for step, pivot, lower in reversed(list(zip(plan.rounds, self.pivot, lowers))):
+            pull = gather_sum(lower * r.index_select(0, step.neighbour), step.owner, len(step.pivot))
+            r = r.index_copy(0, step.pivot, r.index_select(0, step.pivot) / lift(pivot, r) - pull)
+        return r.movedim(0, -1)
 
     def variance(self, s: Tensor) -> Tensor:
-        structure, w = self.structure, self.weight
-        forms, plan = structure.assembly.forms, structure.plan
-        if s is w:
+        forms, plan, assembly = self.structure.assembly.forms, self.structure.plan, self.structure.assembly
+        w = self.leading
+        if s is self.weight:
             inverse = _selected_inverse(plan, self.pivot, self.lower, self.block)
-            return (w - w.square() * forms(inverse)).clamp(min=0)
+            return (w - w.square() * forms(inverse)).clamp(min=0).movedim(0, -1)
 
         def inverse_of(entries: Tensor) -> Tensor:
             return _selected_inverse(plan, *_eliminate(plan, entries))
 
-        s = s.expand(torch.broadcast_shapes(s.shape, w.shape))
-        at = structure.assembly.assemble(w).expand(*s.shape[:-1], -1).clone()
-        inverse, slope = torch.func.jvp(inverse_of, (at,), (structure.assembly.assemble(s),))  # type: ignore[misc]
-        return (s - 2 * w * s * forms(inverse) - w.square() * forms(slope)).clamp(min=0)
+        batch = torch.broadcast_shapes(s.shape[:-1], self.weight.shape[:-1])
+        s = s.expand(*batch, -1).movedim(-1, 0).contiguous()
+        w = self.weight.expand(*batch, -1).movedim(-1, 0).contiguous()
+        made = torch.func.jvp(inverse_of, (assembly.assemble(w),), (assembly.assemble(s),))
+        inverse, slope = made[0], made[1]
+        return (s - 2 * w * s * forms(inverse) - w.square() * forms(slope)).clamp(min=0).movedim(0, -1)
 
     def pivots(self) -> Tensor:
         corner = self.block.diagonal(dim1=-2, dim2=-1)
-        return torch.cat([*self.pivot, corner], -1)
+        return torch.cat([*(pivot.movedim(0, -1) for pivot in self.pivot), corner], -1)
+
+
+def lift(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` (k, *batch) with dimensions added after the first, to broadcast with ``like`` (k, *samples, *batch)."""
+    return x.reshape(x.shape[0], *[1] * (like.dim() - x.dim()), *x.shape[1:])
+
+
+def gather_sum(x: Tensor, segment: Tensor, count: int) -> Tensor:
+    """Sums of x (k, ...) over equal entries of ``segment`` (k,), as (count, ...)."""
+    return x.new_zeros(count, *x.shape[1:]).index_add(0, segment, x)
 
 
 def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Pivots d and columns l of each round, and the Cholesky factor of the dense rest."""
+    """Pivots d and columns l of each round, and the Cholesky factor (*batch, m, m) of the dense rest."""
     pivots, lowers = [], []
     for step in plan.rounds:
-        pivot, column = entries.index_select(-1, step.diagonal), entries.index_select(-1, step.entry)
-        lower = column / pivot.index_select(-1, step.owner)
-        update = lower.index_select(-1, step.first) * column.index_select(-1, step.second)
-        entries = entries.index_add(-1, step.target, update, alpha=-1)
+        pivot, column = entries.index_select(0, step.diagonal), entries.index_select(0, step.entry)
+        lower = column / pivot.index_select(0, step.owner)
+        update = lower.index_select(0, step.first) * column.index_select(0, step.second)
+        entries = entries.index_add(0, step.target, update, alpha=-1)
         pivots.append(pivot)
         lowers.append(lower)
     size = len(plan.block)
-    dense = entries.index_select(-1, plan.block_entry).unflatten(-1, (size, size))
+    dense = entries.index_select(0, plan.block_entry).movedim(0, -1).unflatten(-1, (size, size))
     return pivots, lowers, torch.linalg.cholesky_ex(dense).L
 
 
 def _selected_inverse(plan: Plan, pivots: list[Tensor], lowers: list[Tensor], block: Tensor) -> Tensor:
-    """Entries of ``M^-1`` on the pattern of the factor, (*batch, E)."""
+    """Entries of ``M^-1`` on the pattern of the factor, (E, *batch)."""
     identity = torch.eye(len(plan.block), dtype=block.dtype, device=block.device)
     # not torch.cholesky_inverse: its forward-mode derivative is wrong (torch 2.13)
-    rest = torch.cholesky_solve(identity.expand_as(block), block).flatten(-2)
-    inverse = rest.new_zeros(*rest.shape[:-1], plan.entries).index_copy(-1, plan.block_entry, rest)
+    rest = torch.cholesky_solve(identity.expand_as(block), block).flatten(-2).movedim(-1, 0)
+    # every entry once: index_copy counts the gradient of a repeated index twice
+    inverse = rest.new_zeros(plan.entries, *rest.shape[1:])
+    inverse = inverse.index_copy(0, plan.block_entry.index_select(0, plan.lower), rest.index_select(0, plan.lower))
     for step, pivot, lower in reversed(list(zip(plan.rounds, pivots, lowers))):
-        between = inverse.index_select(-1, step.target)
-        column = segment_sum(between * lower.index_select(-1, step.second), step.first, len(step.entry))
-        mirrored = between * lower.index_select(-1, step.first) * step.distinct
-        column = -column.index_add(-1, step.second, mirrored)
-        corner = 1 / pivot - segment_sum(lower * column, step.owner, len(step.pivot))
-        inverse = inverse.index_copy(-1, step.entry, column).index_copy(-1, step.diagonal, corner)
+        between = inverse.index_select(0, step.target)
+        column = gather_sum(between * lower.index_select(0, step.second), step.first, len(step.entry))
+        mirrored = between * lower.index_select(0, step.first) * lift(step.distinct, between)
+        column = -column.index_add(0, step.second, mirrored)
+        corner = 1 / pivot - gather_sum(lower * column, step.owner, len(step.pivot))
+        inverse = inverse.index_copy(0, step.entry, column).index_copy(0, step.diagonal, corner)
     return inverse

@@ -151,11 +151,13 @@ class LinearSystem(OnDevice):
             parts.append(self.core.algorithm)
         return "; ".join(parts)
 
-    @cached_property
+    @property
     def coupled(self) -> LinearSystem:
         """The same rows without substitution, for metrics that couple variables."""
-        if self.pins is None:
-            return self
+        return self if self.pins is None else self._coupled
+
+    @cached_property
+    def _coupled(self) -> LinearSystem:
         assert self.matrix is not None
         used = np.arange(self.rows) if self.redundancy is None else self.redundancy.others
         matrix = sp.csr_array(self.matrix[used])
@@ -208,6 +210,7 @@ class SquaredFactor(Factor):
     def __init__(self, factor: Factor, system: LinearSystem) -> None:
         self.factor, self.weight = factor, factor.weight
         assert system.core is not None
+        self.structure = system.core
         identity = torch.eye(system.variables, dtype=self.weight.dtype, device=self.weight.device)
         gain = self.weight * system.core.transpose(factor.solve(system.core.apply(identity)))
         projector = identity - gain  # P^T, rows are images of unit vectors

@@ -90,7 +90,8 @@ class TreeFactor(Factor):
     """The upward sweep: message variances and shares, level by level."""
 
     def __init__(self, tree: Tree, weight: Tensor) -> None:
-        self.tree, self.weight = tree, weight
+        self.structure = self.tree = tree
+        self.weight = weight
         depth = len(tree.levels)
         self.inside: list[Tensor] = [weight] * depth  # a_i^2 v_i of the inside variables
         self.total: list[Tensor] = [weight] * depth  # V, (*batch, k)
@@ -127,6 +128,32 @@ class TreeFactor(Factor):
             push = push * above.coefficient[: above.deeper] * from_parent
             multiplier.append(divide(-(deficit[d] + push), self.pivot[d]))
         return torch.cat(multiplier, -1).index_select(-1, self.tree.row_order)
+
+    def project(self, z: Tensor, b: Tensor) -> Tensor:
+        """Both sweeps on the values themselves: sums come out coherent whatever the range of the weights."""
+        levels = self.tree.levels
+        shape = torch.broadcast_shapes(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
+        z, b = z.expand(*shape, -1), b.expand(*shape, -1)
+        heard: list[Tensor] = [z] * len(levels)
+        gap: list[Tensor] = [b] * len(levels)  # what the messages leave of a row's right-hand side
+        message = z[..., :0]
+        for d in reversed(range(len(levels))):
+            level = levels[d]
+            heard[d] = torch.cat([message, z.index_select(-1, level.private)], -1)
+            total = segment_sum(level.coefficient * heard[d], level.segment, len(level.row))
+            gap[d] = b.index_select(-1, level.row) - total
+            if d:
+                own = z.index_select(-1, level.up)
+                weight = level.up_coefficient * self.weight.index_select(-1, level.up)
+                mixed = divide(self.total[d] * own + weight * gap[d], self.pivot[d])
+                message = torch.where(self.pivot[d] > 0, mixed, own)
+        found: list[Tensor] = []
+        for d, level in enumerate(levels):
+            left = gap[d] if d == 0 else gap[d] - level.up_coefficient * found[-1][..., : len(level.row)]
+            share = divide(self.inside[d], self.total[d].index_select(-1, level.segment)) / level.coefficient
+            found.append(heard[d] + share * left.index_select(-1, level.segment))
+        found.append(z.index_select(-1, self.tree.outside))
+        return torch.cat(found, -1).index_select(-1, self.tree.order)
 
     def variance(self, s: Tensor) -> Tensor:
         s = s.expand(torch.broadcast_shapes(s.shape, self.weight.shape))

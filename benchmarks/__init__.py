@@ -1,0 +1,1 @@
+"""Speed against named peers, in one process, on the same inputs; run ``python -m benchmarks [name ...]``."""

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    """Float64 unless float32 is the subject; the default is put back after each test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def compiler():
+    """Skip where torch.compile has no C++ compiler."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+        pytest.skip("torch.compile needs a C++ compiler and none was found")
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def hierarchical_data() -> Path:
+    """The folder of the five benchmark data sets."""
+    folder = os.environ.get("PROBHARD_DATA")
+    if not folder:
+        pytest.skip("PROBHARD_DATA is not set, so the benchmark data sets cannot be read")
+    return Path(folder) / "hierarchical"
