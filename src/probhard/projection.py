@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -194,6 +193,8 @@ class Projected(td.Distribution):
     ) -> None:
         self.base, self.constraint, self.layer, self.tangent = base, constraint, layer, tangent
         self._point = mean
+        self._scale: Tensor | None = None  # found when asked for: a mean alone needs no variances
+        self._fixed: tuple[Tensor, Tensor] | None = None
         super().__init__(mean.shape[:-1], mean.shape[-1:], validate_args=False)
 
     @property
@@ -211,13 +212,16 @@ class Projected(td.Distribution):
         """Projected mean, (*batch, n)."""
         return self._moments[0] if self.layer.covariance == "monte-carlo" else self._point
 
-    @cached_property
+    @property
     def scale(self) -> Tensor:
         """Marginal scales (*batch, n); exactly 0 where the constraint fixes a variable."""
-        if self.layer.covariance == "monte-carlo":
-            return safe_sqrt(self._moments[1] / self.family.unit_variance)
-        with _no_autocast(self._point):
-            return safe_sqrt(self.tangent.variance(self.base.cov)).expand(self._point.shape)
+        if self._scale is None:
+            if self.layer.covariance == "monte-carlo":
+                self._scale = safe_sqrt(self._moments[1] / self.family.unit_variance)
+            else:
+                with _no_autocast(self._point):
+                    self._scale = safe_sqrt(self.tangent.variance(self.base.cov)).expand(self._point.shape)
+        return self._scale
 
     @property
     def variance(self) -> Tensor:
@@ -234,7 +238,7 @@ class Projected(td.Distribution):
         """The coordinates' own laws."""
         return Marginals(self.mean, self.scale, self.family)
 
-    @cached_property
+    @property
     def stats(self) -> Stats:
         """How the projection of the mean went."""
         return self.layer._finished(self._point, self.constraint, self.tangent).stats
@@ -272,9 +276,14 @@ class Projected(td.Distribution):
         assert isinstance(self.constraint, LinearEquality)
         return self.constraint.b
 
-    @cached_property
+    @property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of fixed antithetic draws: exact mean, pathwise gradients, common random numbers."""
+        if self._fixed is None:
+            self._fixed = self._fixed_draws()
+        return self._fixed
+
+    def _fixed_draws(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(self._point.device).manual_seed(0)
         base, half = self.base, max(1, self.layer.draws // 2)
         shape = (half, *base.batch_shape)
@@ -348,6 +357,6 @@ def _full_precision(base: LocationScale) -> LocationScale:
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    if torch.is_autocast_enabled(x.device.type):
+    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from probhard.covariance import matvec
+from probhard.errors import checking
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -36,14 +37,16 @@ class OnDevice:
         """This object with its floating tensors in the dtype, and all tensors on the device, of ``like``."""
         copies = self.__dict__.setdefault("_copies", {})
         key = (like.dtype, like.device)
-        if key not in copies:
-            moved = {name: _move(value, like) for name, value in vars(self).items() if name != "_copies"}
-            if all(moved[name] is vars(self)[name] for name in moved):
-                copies[key] = self
-            else:
-                copies[key] = copy.copy(self)
-                copies[key].__dict__ = moved
-        return copies[key]
+        if key in copies:
+            return copies[key]
+        moved = {name: _move(value, like) for name, value in vars(self).items() if name != "_copies"}
+        twin = self
+        if any(moved[name] is not vars(self)[name] for name in moved):
+            twin = copy.copy(self)
+            twin.__dict__ = moved
+        if checking():  # tensors of a traced graph must not outlive it
+            copies[key] = twin
+        return twin
 
 
 def _move(value: Any, like: Tensor) -> Any:

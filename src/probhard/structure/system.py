@@ -22,6 +22,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard.errors import checking
 from probhard.structure.base import DenseMap, Factor, OnDevice, SparseMap, Structure
 from probhard.structure.dense import DenseRows, NullRows
 from probhard.structure.disjoint import DisjointRows
@@ -196,11 +197,14 @@ class LinearSystem(OnDevice):
         key = (like.dtype, like.device)
         if key not in cache:
             weight = self.movable(torch.ones(self.variables, dtype=like.dtype, device=like.device))
-            factor = self.core.factor(weight)
+            factor: Factor = self.core.factor(weight)
             if not self.core.constant:
                 return factor
-            small = self.variables <= SQUARED_LIMIT and self.core.double
-            cache[key] = SquaredFactor(factor, self) if small else factor
+            if self.variables <= SQUARED_LIMIT and self.core.double:
+                factor = SquaredFactor(factor, self)
+            if not checking():  # tensors of a traced graph must not outlive it
+                return factor
+            cache[key] = factor
         return cache[key]
 
 
