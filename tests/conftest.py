@@ -10,11 +10,17 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def plain_dtype() -> torch.dtype:
+    """The dtype of plain tensors: float64; modules that name their dtypes override it."""
+    return torch.float64
+
+
 @pytest.fixture(autouse=True)
-def _double():
-    """Float64 unless float32 is the subject; the default is put back after each test."""
+def _default_dtype(plain_dtype):
+    """Set the default dtype and the seed, and put the dtype back after each test."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(plain_dtype)
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(before)

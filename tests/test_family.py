@@ -16,6 +16,13 @@ from torch.autograd import gradcheck, gradgradcheck
 from probhard.errors import ParameterError, ShapeError
 from probhard.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
 
+
+@pytest.fixture
+def plain_dtype() -> torch.dtype:
+    """These tests name float64 where they need it."""
+    return torch.float32
+
+
 T5 = student_t(5.0)
 FAMILIES = [NORMAL, LAPLACE, LOGISTIC, UNIFORM, T5, student_t(2.5)]
 SCIPY = {

@@ -37,6 +37,12 @@ from probhard.score import (
 )
 
 
+@pytest.fixture
+def plain_dtype() -> torch.dtype:
+    """These tests name float64 where they need it."""
+    return torch.float32
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     torch.set_num_threads(1)

@@ -8,6 +8,7 @@ sample and batch dimensions broadcast as they do in torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -24,7 +25,7 @@ class _SafeSqrt(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x.clamp(min=0).sqrt_()
+        return x.clamp(min=0).sqrt()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -159,12 +160,12 @@ class Covariance(ABC):
         """Device of the entries."""
         return self.diagonal().device
 
-    @staticmethod
-    def _columns(product: object, rhs: Tensor) -> Tensor:
-        assert callable(product)
+    def _columns(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return product(rhs)
-        return product(rhs.movedim(-1, 0)).movedim(0, -1)
+        columns = rhs.movedim(-1, 0)  # (k, *batch, n)
+        missing = max(0, len(self.shape) - (rhs.dim() - 1))
+        return product(columns.reshape(columns.shape[0], *[1] * missing, *columns.shape[1:])).movedim(0, -1)
 
 
 @dataclass(frozen=True, eq=False)

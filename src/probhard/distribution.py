@@ -83,9 +83,7 @@ class LocationScale(td.Distribution):
     has_rsample = True
     feasible = False  # nothing is promised about a draw of a plain location-scale law
 
-    def __init__(
-        self, loc: Tensor, cov: Covariance, family: Family = NORMAL, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, loc: Tensor, cov: Covariance, family: Family = NORMAL, validate_args: bool = True) -> None:
         if loc.dim() == 0 or loc.shape[-1] != cov.shape[-1]:
             raise ShapeError(
                 f"LocationScale got loc {tuple(loc.shape)} and a covariance over {cov.shape[-1]} variables.",
@@ -103,12 +101,8 @@ class LocationScale(td.Distribution):
         self.loc, self.cov, self.family = loc.expand(shape), cov, family
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
         self._valid = False
-        if self._wants_validation(validate_args):
+        if validate_args:
             self.validate()
-
-    @staticmethod
-    def _wants_validation(validate_args: bool | None) -> bool:
-        return td.Distribution._validate_args if validate_args is None else validate_args
 
     def validate(self) -> None:
         """Check values once; a no-op while compiling, exporting or inside torch.func."""
@@ -131,14 +125,13 @@ class LocationScale(td.Distribution):
     @property
     def variance(self) -> Tensor:
         """Marginal variances, (*batch, n)."""
-        return self.cov.diagonal() * self.family.unit_variance
+        return (self.cov.diagonal() * self.family.unit_variance).expand(self.loc.shape)
 
     @property
     def marginals(self) -> Marginals:
         """The coordinates' own laws."""
-        if isinstance(self.cov, Diagonal):
-            return Marginals(self.loc, self.cov.stddev, self.family)
-        return Marginals(self.loc, Diagonal(self.cov.diagonal()).stddev, self.family)
+        cov = self.cov if isinstance(self.cov, Diagonal) else Diagonal(self.cov.diagonal())
+        return Marginals(self.loc, cov.stddev.expand(self.loc.shape), self.family)
 
     def affine(self, scale: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> LocationScale:
         """The law of ``scale * Z + shift``, elementwise; maps normalised outputs back to target units."""
@@ -168,6 +161,7 @@ class LocationScale(td.Distribution):
             return -0.5 * (self.cov.quadratic(distance) + self.cov.log_determinant() + constant)
         if self.family.name == "student-t" and self.exact:
             df = torch.as_tensor(self.family.df, dtype=value.dtype, device=value.device)  # type: ignore[attr-defined]
+            df = df.squeeze(-1) if df.dim() else df  # one per event
             gamma = torch.lgamma((df + n) / 2) - torch.lgamma(df / 2) - n / 2 * (df * math.pi).log()
             tail = (df + n) / 2 * torch.log1p(self.cov.quadratic(distance) / df)
             return gamma - 0.5 * self.cov.log_determinant() - tail
@@ -185,7 +179,7 @@ class LocationScale(td.Distribution):
 
 def as_location_scale(
     dist: Any,  # a distribution or a (mean, stddev) pair
-    validate_args: bool | None = None,
+    validate_args: bool = True,
 ) -> LocationScale:
     """Read a distribution as a location-scale law over its last dimension.
 
@@ -228,7 +222,7 @@ def as_location_scale(
     )
 
 
-def _independent(dist: td.Independent, validate_args: bool | None) -> LocationScale:
+def _independent(dist: td.Independent, validate_args: bool) -> LocationScale:
     if dist.reinterpreted_batch_ndims != 1:
         raise ShapeError(
             f"Got Independent over {dist.reinterpreted_batch_ndims} dimensions.",
@@ -239,7 +233,7 @@ def _independent(dist: td.Independent, validate_args: bool | None) -> LocationSc
 
 
 def _student_t(df: Tensor) -> Family:
-    if checking() and bool((df == df.flatten()[0]).all()):
+    if not df.requires_grad and checking() and bool((df == df.flatten()[0]).all()):
         return student_t(float(df.flatten()[0])).independent()
     return student_t(df).independent()
 

@@ -86,8 +86,15 @@ class Method:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Method:
         """The method of a saved record."""
-        values = {field.name: record[field.name] for field in fields(cls)}
-        steps = {name: Step(**values[name]) for name in ("training", "inference")}
+        try:
+            values = {field.name: record[field.name] for field in fields(cls)}
+            steps = {name: Step(**values[name]) for name in ("training", "inference")}
+        except (KeyError, TypeError) as error:
+            raise ParameterError(
+                f"The saved method {record!r} is not a record of this version ({error}).",
+                "A field is missing or unknown.",
+                "Pass method=... explicitly.",
+            ) from error
         return cls(**{**values, **steps})
 
 

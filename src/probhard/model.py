@@ -37,8 +37,8 @@ class Batch:
     def of(cls, batch: Any) -> Batch:
         """Read a batch: (inputs, target), a mapping with these names, or the inputs alone."""
         if isinstance(batch, Batch):
-            return batch
-        if isinstance(batch, Mapping):
+            made = batch
+        elif isinstance(batch, Mapping):
             unknown = set(batch) - {"inputs", "target", "mask", "context"}
             if unknown or "inputs" not in batch:
                 raise ParameterError(
@@ -48,6 +48,12 @@ class Batch:
                 )
             made = cls(**batch)
         elif isinstance(batch, tuple | list):
+            if len(batch) not in (1, 2, 3, 4):
+                raise ParameterError(
+                    f"The batch has {len(batch)} parts.",
+                    "A tuple is (inputs, target), with mask and context as third and fourth part.",
+                    "Name the parts in a dictionary.",
+                )
             made = cls(*batch)
         else:
             made = cls(batch)
@@ -138,13 +144,16 @@ class ConstrainedModel(nn.Module):
                 "Modules are not stored, only their weights.",
                 "Pass method=... as it was when the model was saved.",
             )
-        chosen = Method.from_record(content["method"]) if method is None else as_method(method)
+        try:
+            chosen = Method.from_record(content["method"]) if method is None else as_method(method)
+        except ParameterError as error:
+            raise ParameterError(f"{path}: {error.what}", error.why, error.fix) from error
         model = cls(backbone, constraint_fn, chosen)
         try:
             model.load_state_dict(content["state"])
         except RuntimeError as error:
             raise ParameterError(
-                f"The weights in {path} do not fit this backbone: {str(error).splitlines()[-1].strip()}",
+                f"The weights in {path} do not fit this backbone: {' '.join(str(error).split())[:400]}",
                 "They were saved from another architecture.",
                 "Build the backbone with the same sizes as when it was saved.",
             ) from error
@@ -181,16 +190,24 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
             "It is damaged, or holds more than tensors and plain values.",
             "Save the model again with ConstrainedModel.save.",
         ) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    known = isinstance(content, dict) and content.get("format") == FORMAT
+    if not known or not isinstance(content.get("version"), int):
         raise ParameterError(
             f"{path} is not a saved probhard model.",
             "It lacks the format mark.",
             "Pass a file written by ConstrainedModel.save.",
         )
-    if content.get("version", 0) > FORMAT_VERSION:
+    if content["version"] > FORMAT_VERSION:
         raise ParameterError(
             f"{path} has format version {content['version']}, this library reads up to {FORMAT_VERSION}.",
             "It was written by a newer probhard.",
             "Upgrade probhard.",
+        )
+    state = content.get("state")
+    if "method" not in content or not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ParameterError(
+            f"{path} is damaged.",
+            "It does not hold a method and named weights.",
+            "Save the model again with ConstrainedModel.save.",
         )
     return content

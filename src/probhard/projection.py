@@ -19,7 +19,7 @@ from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
 from probhard.constraints.base import Constraint
-from probhard.constraints.linear import LinearEquality
+from probhard.constraints.linear import LinearEquality, broadcast_batch
 from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
 from probhard.distribution import LocationScale, Marginals, as_location_scale
 from probhard.errors import ConvergenceError, ParameterError, ShapeError, check_choice, checking
@@ -146,7 +146,9 @@ class DPPL(nn.Module):
                 "Pass a LinearEquality, a Hierarchy, a Conservation, or several joined by '&'.",
             )
         constraint.check_event(z, "The distribution")
-        _check_batch(z, constraint)
+        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
+        if cov is not None:
+            _check_cov(z, cov)
         weight = self.metric.weight(z, cov)
         make = DenseTangent if self.solver == "dense" else tangent_of
         tangent = make(constraint.system, weight)
@@ -336,16 +338,14 @@ class FrozenProjection(nn.Module):
         return variance @ self.projector.square().mT
 
 
-def _check_batch(z: Tensor, constraint: LinearEquality) -> None:
-    try:
-        torch.broadcast_shapes(z.shape[:-1], constraint.b.shape[:-1])
-    except RuntimeError as error:
+def _check_cov(z: Tensor, cov: Covariance) -> None:
+    if cov.shape[-1] != z.shape[-1]:
         raise ShapeError(
-            f"The distribution has batch shape {tuple(z.shape[:-1])}, "
-            f"the constraint's data {tuple(constraint.b.shape[:-1])}.",
-            "The data of a constraint belongs to the batch it is used with.",
-            "Build the constraint from this batch, with the same leading dimensions.",
-        ) from error
+            f"The points have {z.shape[-1]} variables, the distribution of the metric {cov.shape[-1]}.",
+            "The oblique metric weighs each variable by its own variance.",
+            "Pass the distribution that the points belong to.",
+        )
+    broadcast_batch(z.shape[:-1], cov.shape[:-1], "the points", "the distribution")
 
 
 def _full_precision(base: LocationScale) -> LocationScale:

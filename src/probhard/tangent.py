@@ -21,6 +21,7 @@ from probhard.covariance import Covariance, Diagonal, LowRank, matvec
 from probhard.errors import InfeasibleError, checking
 from probhard.structure.base import Structure
 from probhard.structure.dense import cholesky_solve
+from probhard.structure.presolve import Pins
 from probhard.structure.system import LinearSystem
 
 
@@ -40,6 +41,7 @@ class Tangent(ABC):
     system: LinearSystem
     core: Structure
     weight: Covariance
+    known: Pins | None = None  # variables that rows pin outright, kept exact where all rows are solved together
 
     @abstractmethod
     def multiplier(self, r: Tensor) -> Tensor:
@@ -65,13 +67,22 @@ class Tangent(ABC):
 
     def project(self, z: Tensor, b: Tensor) -> Tensor:
         """The nearest point to z (*samples, *batch, n) with ``A u = b``."""
-        point, right = self.system.substitute(z.to(self.dtype), b.to(self.dtype))
-        return self._nearest(point, right).to(z.dtype)
+        b = b.to(z.device, self.dtype)
+        point, right = self.system.substitute(z.to(self.dtype), b)
+        value = self._nearest(point, right)
+        if self.known is not None:
+            values = self.known.values(b)
+            value = value.index_copy(-1, self.known.variable, values.expand(*value.shape[:-1], -1))
+        return value.to(z.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
         """``P x``, forward mode."""
         free = self.system.free(x.to(self.dtype))
-        return self._nearest(free, free.new_zeros(self.core.rows)).to(x.dtype)
+        return self._exact(self._nearest(free, free.new_zeros(self.core.rows))).to(x.dtype)
+
+    def _exact(self, x: Tensor) -> Tensor:
+        """Set pinned variables of x (..., n) to 0."""
+        return x if self.known is None else x.index_fill(-1, self.known.variable, 0.0)
 
     def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
         """``z - W A^T (A W A^T)^-1 (A z - b)``."""
@@ -79,13 +90,13 @@ class Tangent(ABC):
 
     def transpose(self, x: Tensor) -> Tensor:
         """``P^T x``, reverse mode."""
-        y = x.to(self.dtype)
+        y = self._exact(x.to(self.dtype))
         pushed = self.core.transpose(self.multiplier(self.core.apply(self.weight.apply(y))))
         return self.system.free(y - pushed).to(x.dtype)
 
     def variance(self, cov: Covariance) -> Tensor:
         """``diag(P C P^T)``, (*batch, n)."""
-        return self._variance(cov).to(cov.dtype)
+        return self._exact(self._variance(cov)).to(cov.dtype)
 
     def _columns(self, matrix: Tensor) -> Tensor:
         """Columns of a matrix (*batch, n, k) as k points (k, *batch, n) that broadcast with the rows' batch."""
@@ -117,16 +128,15 @@ class DiagonalTangent(Tangent):
 
     def __init__(self, system: LinearSystem, weight: Diagonal) -> None:
         assert system.core is not None
-        dtype = torch.float64 if system.core.double else weight.dtype
+        like = weight.variance.new_empty(0, dtype=torch.float64 if system.core.double else weight.dtype)
         self.given = weight
-        unit = isinstance(weight, Identity)
-        moving = weight.variance if unit else system.movable(weight.variance)
-        self.system = system.at(moving.new_empty(0, dtype=dtype))
+        self.system = system.at(like)
         assert self.system.core is not None
         self.core = self.system.core
-        self.factor = (
-            self.system.unit_factor(moving.new_empty(0, dtype=dtype)) if unit else self.core.factor(moving.to(dtype))
-        )
+        if isinstance(weight, Identity):
+            self.factor = self.system.unit_factor(like)
+        else:
+            self.factor = self.core.factor(self.system.movable(weight.variance.to(like)))
         self.weight = Diagonal(self.factor.weight)
 
     @property
@@ -165,6 +175,7 @@ class LowRankTangent(Tangent):
         held = LowRank(*_held(system, weight))
         like = held.diagonal_part.new_empty(0, dtype=torch.float64)
         self.system = system.coupled.at(like)
+        self.known = None if system.pins is None else system.pins.at(like)
         assert self.system.core is not None
         self.core = self.system.core
         self.weight = held.to(torch.float64)
@@ -215,6 +226,7 @@ class DenseTangent(Tangent):
         self.given = weight
         like = weight.diagonal().new_empty(0, dtype=torch.float64)
         self.system = system.coupled.at(like)
+        self.known = None if system.pins is None else system.pins.at(like)
         assert self.system.core is not None
         self.core = self.system.core
         self.weight = (weight if system.held is None else weight.scaled(_mask(system, weight))).to(torch.float64)
@@ -252,7 +264,7 @@ class PinnedTangent(Tangent):
         return self.weight.diagonal()[..., :0]
 
     def project(self, z: Tensor, b: Tensor) -> Tensor:
-        return self.system.substitute(z, b.to(z.dtype))[0]
+        return self.system.substitute(z, b.to(z))[0]
 
     def apply(self, x: Tensor) -> Tensor:
         return self.system.free(x)

@@ -14,8 +14,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.constraints.linear import LinearEquality, _scipy_from_sparse
+from probhard.constraints.linear import LinearEquality, scipy_from_sparse
 from probhard.errors import ParameterError, ShapeError
+from probhard.structure.base import SparseMap
 from probhard.structure.local import local_rows
 from probhard.structure.system import LinearSystem
 
@@ -54,7 +55,7 @@ class Hierarchy(LinearEquality):
         self.sizes = torch.from_numpy(np.asarray(summation.sum(1), dtype=np.float64).ravel())
         upper = sp.csr_array(summation[:aggregates])
         matrix = sp.csr_array(sp.hstack([sp.eye_array(aggregates, format="csr"), -upper]))
-        self.summation = summation
+        self.summation, self.upper = summation, SparseMap(upper)
         self._set(LinearSystem.of(matrix, held), 0.0)
 
     def index(self, node: int | str) -> int:
@@ -86,16 +87,13 @@ class Hierarchy(LinearEquality):
 
     def aggregate(self, bottom: Tensor) -> Tensor:
         """All n series (..., n) from the bottom ones (..., m)."""
-        upper = sp.csr_array(self.summation[: self.aggregates])
-        rows = self._cached_upper(upper).at(bottom)
-        return torch.cat([rows.apply(bottom), bottom], -1)
-
-    def _cached_upper(self, upper: sp.csr_array) -> Any:
-        from probhard.structure.base import SparseMap
-
-        if not hasattr(self, "_upper"):
-            self._upper = SparseMap(upper)
-        return self._upper
+        if bottom.dim() == 0 or bottom.shape[-1] != self.bottoms:
+            raise ShapeError(
+                f"aggregate() got {tuple(bottom.shape)}, the hierarchy has {self.bottoms} bottom series.",
+                "Bottom series lie along the last dimension.",
+                f"Pass (..., {self.bottoms}).",
+            )
+        return torch.cat([self.upper.at(bottom).apply(bottom), bottom], -1)
 
     def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:
         matrix, b, held = super().stackable()
@@ -202,8 +200,10 @@ class Hierarchy(LinearEquality):
 
 def _summation(S: Any) -> sp.csr_array:
     """S as a scipy matrix of float64."""
+    if isinstance(S, Tensor) and S.layout != torch.strided:
+        return scipy_from_sparse(S)
     if isinstance(S, Tensor):
-        return _scipy_from_sparse(S) if S.layout != torch.strided else sp.csr_array(S.detach().cpu().double().numpy())
+        S = S.detach().cpu().double().numpy()
     if sp.issparse(S):
         return sp.csr_array(S, dtype=np.float64)
     values = np.asarray(S.to_numpy() if hasattr(S, "to_numpy") else S)

@@ -37,8 +37,12 @@ class LinearEquality(Constraint):
                 "It needs one row per constraint and one column per variable, (*batch, q, n).",
                 "Write a single row as A[None, :].",
             )
-        if isinstance(matrix, Tensor) and not (matrix.is_floating_point() or matrix.is_complex()):
-            matrix = matrix.to(torch.get_default_dtype())
+        if isinstance(matrix, Tensor) and not matrix.is_floating_point():
+            if matrix.is_complex():
+                raise ParameterError(
+                    "A is complex.", "Constraints are on real variables.", "Stack real and imaginary parts as rows."
+                )
+            matrix = matrix.to(torch.float64)
         self._set(self._system_of(matrix), b, rank)
 
     def _set(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
@@ -52,7 +56,8 @@ class LinearEquality(Constraint):
                 "There is one right-hand side per row, in the last dimension.",
                 f"Give b the shape (*batch, {system.rows}).",
             )
-        self.b = right if right.is_floating_point() else right.to(torch.get_default_dtype())
+        self.b = right if right.is_floating_point() else right.to(torch.float64)
+        broadcast_batch(system.batch_shape, self.b.shape[:-1], "A", "b")
         if checking():
             check_finite("The right-hand side b", self.b)
         self.rank = rank
@@ -72,6 +77,11 @@ class LinearEquality(Constraint):
     @property
     def variables(self) -> int:
         return self.system.variables
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch dimensions of the rows and right-hand sides together."""
+        return torch.broadcast_shapes(self.system.batch_shape, self.b.shape[:-1])
 
     @property
     def rows(self) -> int:
@@ -127,7 +137,7 @@ class LinearEquality(Constraint):
             )
         (first, b1, held1), (second, b2, held2) = self.stackable(), other.stackable()
         system = LinearSystem.of(sp.csr_array(sp.vstack([first, second])), np.union1d(held1, held2))
-        batch = torch.broadcast_shapes(b1.shape[:-1], b2.shape[:-1])
+        batch = broadcast_batch(b1.shape[:-1], b2.shape[:-1], "the first constraint", "the second")
         dtype = torch.promote_types(b1.dtype, b2.dtype)
         b = torch.cat([x.expand(*batch, -1).to(b1.device, dtype) for x in (b1, b2)], -1)
         rank = "reveal" if "reveal" in (self.rank, other.rank) else "strict"
@@ -167,9 +177,11 @@ class LinearEquality(Constraint):
     @staticmethod
     def _system_of(matrix: Any) -> LinearSystem:
         if not isinstance(matrix, Tensor):
-            return LinearSystem.of(sp.csr_array(matrix))
+            rows = sp.csr_array(matrix)
+            check_finite("The matrix A", torch.from_numpy(rows.data.astype(np.float64)))
+            return LinearSystem.of(rows)
         if matrix.layout != torch.strided:
-            return LinearEquality._remembered(matrix, _scipy_from_sparse)
+            return LinearEquality._remembered(matrix, scipy_from_sparse)
         if matrix.requires_grad or matrix.dim() > 2 or not checking():
             _check_batched(matrix)
             return LinearSystem.batched(matrix)
@@ -186,7 +198,20 @@ class LinearEquality(Constraint):
         return known[1]
 
 
-def _scipy_from_sparse(matrix: Tensor) -> sp.csr_array:
+def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> torch.Size:
+    """The common batch shape of two things, or a ShapeError that names them."""
+    try:
+        return torch.broadcast_shapes(first, second)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"The batch shape of {a} is {tuple(first)}, that of {b} {tuple(second)}.",
+            "They belong to one batch and must broadcast, from the right.",
+            "Give both the same leading dimensions.",
+        ) from error
+
+
+def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:
+    """A torch sparse matrix (q, n) as a scipy one in float64."""
     if matrix.dim() != 2:
         raise ShapeError(
             f"A sparse A has shape {tuple(matrix.shape)}.",

@@ -111,12 +111,13 @@ class DisjointFactor(Factor):
     def variance(self, s: Tensor) -> Tensor:
         rows, a = self.structure, self.structure.split_coefficient()
         mass = rows.spread(torch.where(self.mass > 0, self.mass, 1.0))
-        gain = rows.split(self.weight) * (a / mass)  # 0 where a row has nothing to move
-        stay = (1 - gain * a).clamp(min=0)
+        moved = rows.split(self.weight) * a.square()
+        stay = (mass - moved).clamp(min=0) / mass  # exactly 0 for the only variable that can move
         if s is self.weight:
             return rows.join(rows.split(s) * stay)
         own = rows.split(s) * a.square()
         others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
+        gain = rows.split(self.weight) * (a / mass)
         return rows.join(rows.split(s) * stay.square() + gain.square() * others)
 
     def pivots(self) -> Tensor:

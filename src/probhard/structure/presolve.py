@@ -89,6 +89,7 @@ def dependent_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     """
     scale = np.linalg.norm(matrix, axis=1, keepdims=True)
     scaled = matrix / np.where(scale > 0, scale, 1.0)
+    scaled[(matrix != 0).sum(1) == 1] *= 4  # known values are kept before rows that follow from them
     _, triangle, order = scipy.linalg.qr(scaled.T, mode="economic", pivoting=True)
     pivots = np.abs(np.diag(triangle))
     rank = int((pivots > RANK_TOLERANCE * max(1.0, pivots.max(initial=0.0))).sum())

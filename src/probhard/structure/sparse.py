@@ -15,9 +15,12 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard.errors import ParameterError
 from probhard.structure.base import Factor, OnDevice, SparseMap, Structure
-from probhard.structure.dense import cholesky_solve
+from probhard.structure.dense import DenseRows, cholesky_solve
 from probhard.structure.elimination import Plan, plan_elimination
+
+DENSE_LIMIT = 20_000_000  # entries of A up to which compiled code may hold it densely
 
 
 class Assembly(OnDevice):
@@ -82,8 +85,17 @@ class SparseRows(Structure):
     def dense(self) -> Tensor:
         return self.map.apply(torch.eye(self.variables).to(self.map.value)).mT
 
-    def factor(self, weight: Tensor) -> SparseFactor:
-        return SparseFactor(self, weight)
+    def factor(self, weight: Tensor) -> Factor:
+        if not torch.compiler.is_dynamo_compiling():
+            return SparseFactor(self, weight)
+        # Inductor (torch 2.13) miscompiles the gathers of the sparse factor in training graphs, without an error.
+        if self.rows * self.variables > DENSE_LIMIT:
+            raise ParameterError(
+                f"torch.compile met a sparse system of {self.rows} rows over {self.variables} variables.",
+                "Compiled code gives wrong numbers for its factor, and a dense one would not fit.",
+                "Leave the projection out of the compiled region with torch.compiler.disable.",
+            )
+        return DenseRows(self.dense()).factor(weight)
 
 
 class SparseFactor(Factor):
@@ -154,7 +166,8 @@ def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor],
         pivots.append(pivot)
         lowers.append(lower)
     size = len(plan.block)
-    dense = entries.index_select(0, plan.block_entry).movedim(0, -1).unflatten(-1, (size, size))
+    # batch first before the block is taken: compiled backward passes corrupt memory the other way round (torch 2.13)
+    dense = entries.movedim(0, -1).index_select(-1, plan.block_entry).unflatten(-1, (size, size))
     return pivots, lowers, torch.linalg.cholesky_ex(dense).L
 
 
@@ -162,15 +175,16 @@ def _selected_inverse(plan: Plan, pivots: list[Tensor], lowers: list[Tensor], bl
     """Entries of ``M^-1`` on the pattern of the factor, (E, *batch)."""
     identity = torch.eye(len(plan.block), dtype=block.dtype, device=block.device)
     # not torch.cholesky_inverse: its forward-mode derivative is wrong (torch 2.13)
-    rest = torch.cholesky_solve(identity.expand_as(block), block).flatten(-2).movedim(-1, 0)
-    # every entry once: index_copy counts the gradient of a repeated index twice
+    half = torch.linalg.solve_triangular(block, identity.expand_as(block), upper=False)
+    # every entry of the symmetric block once
+    rest = (half.mT @ half).flatten(-2).index_select(-1, plan.lower).movedim(-1, 0)
     inverse = rest.new_zeros(plan.entries, *rest.shape[1:])
-    inverse = inverse.index_copy(0, plan.block_entry.index_select(0, plan.lower), rest.index_select(0, plan.lower))
+    inverse = inverse.index_add(0, plan.block_entry.index_select(0, plan.lower), rest)
     for step, pivot, lower in reversed(list(zip(plan.rounds, pivots, lowers))):
         between = inverse.index_select(0, step.target)
         column = gather_sum(between * lower.index_select(0, step.second), step.first, len(step.entry))
         mirrored = between * lower.index_select(0, step.first) * lift(step.distinct, between)
         column = -column.index_add(0, step.second, mirrored)
         corner = 1 / pivot - gather_sum(lower * column, step.owner, len(step.pivot))
-        inverse = inverse.index_copy(0, step.entry, column).index_copy(0, step.diagonal, corner)
+        inverse = inverse.index_add(0, step.entry, column).index_add(0, step.diagonal, corner)  # zero there before
     return inverse

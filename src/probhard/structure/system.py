@@ -47,25 +47,32 @@ class Redundancy:
     combination: np.ndarray  # (rows, others)
 
 
-def choose(matrix: sp.csr_array) -> tuple[Structure, SparseMap | None, bool]:
-    """The algorithm for full-size rows, the map of right-hand sides if rows were rewritten, and if rank is proven."""
+def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | None] | None:
+    """The algorithm and, if rows were rewritten, the map of right-hand sides; None if the rank is in doubt.
+
+    Args:
+        matrix: Rows of at least two variables each, (q, n).
+        proven: Whether the rows are known to be independent.
+    """
     if np.diff(sp.csc_array(matrix).indptr).max(initial=0) <= 1:
-        return DisjointRows.from_matrix(matrix), None, True
+        return DisjointRows.from_matrix(matrix), None
     local = local_rows(matrix)
     transform = None if local is None else SparseMap(local[1])
     rows = matrix if local is None else local[0]
     tree = Tree.find(rows)
     if tree is not None:
-        return tree, transform, True
+        return tree, transform
+    if not proven and local is None and matrix.shape[0] * matrix.shape[1] <= DENSE_RANK_LIMIT:
+        return None
     count, variables = rows.shape
     if count >= SPARSE_ROWS and rows.nnz <= SPARSE_SHARE * count * variables:
         plan = plan_elimination(rows)
         if plan.cost < count**3 / 6:
-            return SparseRows(rows, plan), transform, local is not None
+            return SparseRows(rows, plan), transform
     dense = matrix.toarray()
     if count <= variables - count:
-        return DenseRows(torch.from_numpy(dense)), None, local is not None
-    return NullRows(dense), None, local is not None
+        return DenseRows(torch.from_numpy(dense)), None
+    return NullRows(dense), None
 
 
 class LinearSystem(OnDevice):
@@ -109,11 +116,13 @@ class LinearSystem(OnDevice):
         pins, others, rest, empty = find_pins(matrix)
         if len(empty):
             return None
-        core, transform = None, None
+        core: Structure | None = None
+        transform: SparseMap | None = None
         if len(others):
-            core, transform, sure = choose(rest)
-            if not (sure or proven) and matrix.shape[0] * matrix.shape[1] <= DENSE_RANK_LIMIT:
+            chosen = choose(rest, proven)
+            if chosen is None:
                 return None
+            core, transform = chosen
         system = cls(SparseMap(matrix), core)
         system.pins, system.transform = pins, transform
         if len(others) < matrix.shape[0]:
@@ -140,6 +149,11 @@ class LinearSystem(OnDevice):
         return self.map.rows
 
     @property
+    def batch_shape(self) -> torch.Size:
+        """Batch dimensions of A itself."""
+        return self.map.matrix.shape[:-2] if isinstance(self.map, DenseMap) else torch.Size()
+
+    @property
     def variables(self) -> int:
         """Number of variables."""
         return self.map.variables
@@ -162,7 +176,9 @@ class LinearSystem(OnDevice):
         assert self.matrix is not None
         used = np.arange(self.rows) if self.redundancy is None else self.redundancy.others
         matrix = sp.csr_array(self.matrix[used])
-        core, transform, _ = choose(matrix)
+        chosen = choose(matrix, proven=True)
+        assert chosen is not None
+        core, transform = chosen
         system = LinearSystem(self.map, core)
         system.transform, system.held, system.matrix = transform, self.held, self.matrix
         if self.redundancy is not None:
