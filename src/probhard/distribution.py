@@ -16,7 +16,7 @@ from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
 from probhard.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
-from probhard.errors import ParameterError, ShapeError, checking
+from probhard.errors import ParameterError, ShapeError, broadcast, checking
 from probhard.family import LAPLACE, NORMAL, UNIFORM, Family, student_t
 
 
@@ -28,7 +28,7 @@ class Marginals(td.Distribution):
 
     def __init__(self, loc: Tensor, scale: Tensor, family: Family = NORMAL) -> None:
         self.loc, self.scale, self.family = loc, scale, family
-        super().__init__(torch.broadcast_shapes(loc.shape, scale.shape), validate_args=False)
+        super().__init__(broadcast(loc.shape, scale.shape), validate_args=False)
 
     @property
     def mean(self) -> Tensor:
@@ -91,7 +91,7 @@ class LocationScale(td.Distribution):
                 "Check the size of the network's mean and variance heads.",
             )
         try:
-            shape = torch.broadcast_shapes(loc.shape, cov.shape)
+            shape = broadcast(loc.shape, cov.shape)
         except RuntimeError as error:
             raise ShapeError(
                 f"LocationScale got loc {tuple(loc.shape)} and a covariance of shape {tuple(cov.shape)}.",

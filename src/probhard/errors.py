@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -51,6 +53,14 @@ def checking() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is None
+
+
+def broadcast(*shapes: Sequence[int]) -> torch.Size:
+    """``torch.broadcast_shapes``, at once where all shapes are equal: torch's own takes longer than a projection."""
+    first = torch.Size(shapes[0])
+    if all(tuple(shape) == tuple(first) for shape in shapes[1:]):
+        return first
+    return torch.broadcast_shapes(*shapes)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

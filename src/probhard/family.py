@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor
 
 from probhard import special
-from probhard.errors import ParameterError, ShapeError, checking
+from probhard.errors import ParameterError, ShapeError, broadcast, checking
 
 FAR = 1e3  # exp(-FAR) is 0 in float64; products with it stay finite at infinity
 
@@ -73,7 +73,7 @@ class Family(ABC):
         """Continuous ranked probability score of ``loc + scale * unit`` at ``y``, (*batch, n)."""
         shapes = (loc.shape, scale.shape, y.shape, self._parameter_shape())
         if not (shapes[0] == shapes[1] == shapes[2]) or shapes[3]:
-            shape = torch.broadcast_shapes(*shapes)
+            shape = broadcast(*shapes)
             loc, scale, y = loc.expand(shape), scale.expand(shape), y.expand(shape)
         if not loc.dtype == scale.dtype == y.dtype:
             dtype = torch.promote_types(torch.promote_types(loc.dtype, scale.dtype), y.dtype)

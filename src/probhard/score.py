@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard.errors import ParameterError, ShapeError, broadcast, check_choice, checking
 from probhard.special import betainc, log_beta, log_gamma_half_step
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _marginals(dist: Any, y: Tensor) -> Marginals:
     from probhard.distribution import marginals
 
     laws = marginals(dist)
-    _check_target(torch.broadcast_shapes(laws.loc.shape, laws.scale.shape), y)
+    _check_target(broadcast(laws.loc.shape, laws.scale.shape), y)
     return laws
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, broadcast
 
 if TYPE_CHECKING:
     from probhard.family import Family
@@ -180,7 +180,7 @@ def student_t_cdf(
 ) -> Tensor:
     """Distribution function of Student's t, differentiable in ``z``."""
     if isinstance(df, Tensor):
-        z = z.expand(torch.broadcast_shapes(z.shape, df.shape))
+        z = z.expand(broadcast(z.shape, df.shape))
     function = _StudentTCdf if torch.compiler.is_compiling() else _DualStudentTCdf
     return function.apply(z, df)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from probhard.covariance import Covariance, Diagonal, LowRank, matvec
-from probhard.errors import InfeasibleError, checking
+from probhard.errors import InfeasibleError, broadcast, checking
 from probhard.structure.base import Structure
 from probhard.structure.dense import cholesky_solve
 from probhard.structure.presolve import Pins
@@ -307,7 +307,7 @@ class ProjectedCovariance(Covariance):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.base.shape, self.tangent.weight.shape)
+        return broadcast(self.base.shape, self.tangent.weight.shape)
 
     @property
     def root_size(self) -> int:

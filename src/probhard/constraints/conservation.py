@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from probhard.constraints.base import Constraint
-from probhard.constraints.linear import LinearEquality
+from probhard.constraints.linear import LinearEquality, remembered
 from probhard.covariance import check_finite
 from probhard.errors import ParameterError, ShapeError, checking
 from probhard.structure.system import LinearSystem
@@ -54,20 +54,30 @@ class Conservation(LinearEquality):
                 "A conservation row has one weight per variable.",
                 "Pass one (n,) vector; use per_slice for the slices of a field.",
             )
+        self.weights = weights
+        right = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else weights.dtype)
+        self._set(_blocks(weights, 1), right.unsqueeze(-1))
+
+    @classmethod
+    def trapezoid(cls, grid: Tensor, mass: Any) -> Conservation:
+        """The integral over a grid by the trapezoid rule."""
+        return cls(trapezoid_weights(grid), mass)
+
+
+def _blocks(weights: Tensor, rows: int) -> LinearSystem:
+    """One conservation row per block of variables, made ready once for each tensor of weights."""
+
+    def build() -> LinearSystem:
         if checking():
             check_finite("The conservation weights", weights)
             if not bool((weights != 0).any()):
                 raise ParameterError(
                     "All conservation weights are zero.", "The row says nothing.", "Check the grid spacing."
                 )
-        self.weights = weights
-        right = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else weights.dtype)
-        self._set(LinearSystem.blocks(weights, 1), right.unsqueeze(-1))
+        # a copy: what is remembered must not keep the caller's tensor alive
+        return LinearSystem.blocks(weights if weights.requires_grad else weights.clone(), rows)
 
-    @classmethod
-    def trapezoid(cls, grid: Tensor, mass: Any) -> Conservation:
-        """The integral over a grid by the trapezoid rule."""
-        return cls(trapezoid_weights(grid), mass)
+    return build() if weights.requires_grad else remembered(weights, rows, build)
 
 
 def per_slice(constraint: Constraint, shape: tuple[int, int]) -> LinearEquality:
@@ -100,7 +110,7 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> LinearEquality:
         )
     b = b.expand(*b.shape[:-2], slices, -1).flatten(-2)
     if isinstance(constraint, Conservation):
-        return LinearEquality.from_system(LinearSystem.blocks(constraint.weights, slices), b)
+        return LinearEquality.from_system(_blocks(constraint.weights, slices), b)
     matrix, _, held = constraint.stackable()
     lifted = sp.csr_array(sp.kron(sp.eye_array(slices), matrix))
     everywhere = (held[None, :] + width * torch.arange(slices).numpy()[:, None]).ravel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -12,11 +13,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from probhard.constraints.base import Constraint
 from probhard.covariance import check_finite
-from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice, checking
+from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, broadcast, check_choice, checking
 from probhard.structure.presolve import dependent_rows
 from probhard.structure.system import LinearSystem
 
-_SYSTEMS: Any = WeakTensorKeyDictionary()  # systems of matrices seen before, while these live
+_SYSTEMS: Any = WeakTensorKeyDictionary()  # systems made from tensors seen before, while these live
 
 
 class LinearEquality(Constraint):
@@ -43,7 +44,7 @@ class LinearEquality(Constraint):
                     "A is complex.", "Constraints are on real variables.", "Stack real and imaginary parts as rows."
                 )
             matrix = matrix.to(torch.float64)
-        self._set(self._system_of(matrix), b, rank)
+        self._set(_system_of(matrix), b, rank)
 
     def _set(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
         self.system = system
@@ -81,7 +82,7 @@ class LinearEquality(Constraint):
     @property
     def batch_shape(self) -> torch.Size:
         """Batch dimensions of the rows and right-hand sides together."""
-        return torch.broadcast_shapes(self.system.batch_shape, self.b.shape[:-1])
+        return broadcast(self.system.batch_shape, self.b.shape[:-1])
 
     @property
     def rows(self) -> int:
@@ -174,34 +175,39 @@ class LinearEquality(Constraint):
                 "Leave them out, or pass rank='reveal' to drop them.",
             )
 
-    @staticmethod
-    def _system_of(matrix: Any) -> LinearSystem:
-        if not isinstance(matrix, Tensor):
-            rows = sp.csr_array(matrix)
-            check_finite("The matrix A", torch.from_numpy(rows.data.astype(np.float64)))
-            return LinearSystem.of(rows)
-        if matrix.layout != torch.strided:
-            return LinearEquality._remembered(matrix, scipy_from_sparse)
-        if matrix.requires_grad or matrix.dim() > 2 or not checking():
-            _check_batched(matrix)
-            return LinearSystem.batched(matrix)
-        return LinearEquality._remembered(matrix, lambda a: sp.csr_array(a.detach().cpu().double().numpy()))
 
-    @staticmethod
-    def _remembered(matrix: Tensor, convert: Any) -> LinearSystem:
-        """The system of a tensor seen before, unless it was changed in place since."""
-        known = _SYSTEMS.get(matrix)
-        if known is None or known[0] != matrix._version:
-            if checking():
-                check_finite("The matrix A", matrix if matrix.layout == torch.strided else matrix.values().detach())
-            known = _SYSTEMS[matrix] = (matrix._version, LinearSystem.of(convert(matrix)))
-        return known[1]
+def _system_of(matrix: Any) -> LinearSystem:
+    """The rows of a matrix made ready: shared ones once, batched ones and trained ones as they are."""
+    if not isinstance(matrix, Tensor):
+        return _shared_system(sp.csr_array(matrix))
+    if matrix.layout != torch.strided:
+        return remembered(matrix, "rows", lambda: _shared_system(scipy_from_sparse(matrix)))
+    if matrix.requires_grad or matrix.dim() > 2 or not checking():
+        _check_batched(matrix)
+        return LinearSystem.batched(matrix)
+    return remembered(matrix, "rows", lambda: _shared_system(sp.csr_array(matrix.cpu().double().numpy())))
+
+
+def _shared_system(rows: sp.csr_array) -> LinearSystem:
+    check_finite("The matrix A", torch.from_numpy(rows.data.astype(np.float64)))
+    return LinearSystem.of(rows)
+
+
+def remembered(tensor: Tensor, use: Any, build: Callable[[], LinearSystem]) -> LinearSystem:
+    """The system built from a tensor for a use, kept while the tensor lives and is not changed in place."""
+    if not checking():
+        return build()
+    known = _SYSTEMS.setdefault(tensor, {})
+    key = (use, tensor._version)
+    if key not in known:
+        known[key] = build()
+    return known[key]
 
 
 def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> torch.Size:
     """The common batch shape of two things, or a ShapeError that names them."""
     try:
-        return torch.broadcast_shapes(first, second)
+        return broadcast(first, second)
     except RuntimeError as error:
         raise ShapeError(
             f"The batch shape of {a} is {tuple(first)}, that of {b} {tuple(second)}.",

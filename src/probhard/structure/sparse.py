@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, broadcast
 from probhard.structure.base import Factor, OnDevice, SparseMap, Structure
 from probhard.structure.dense import DenseRows, cholesky_solve
 from probhard.structure.elimination import Plan, plan_elimination
@@ -110,7 +110,7 @@ class SparseFactor(Factor):
 
     def solve(self, r: Tensor) -> Tensor:
         plan = self.structure.plan
-        batch = torch.broadcast_shapes(r.shape[:-1], self.weight.shape[:-1])
+        batch = broadcast(r.shape[:-1], self.weight.shape[:-1])
         r = r.expand(*batch, -1).movedim(-1, 0).contiguous()
         lowers = [lift(lower, r) for lower in self.lower]
         for step, lower in zip(plan.rounds, lowers):
@@ -133,7 +133,7 @@ class SparseFactor(Factor):
         def inverse_of(entries: Tensor) -> Tensor:
             return _selected_inverse(plan, *_eliminate(plan, entries))
 
-        batch = torch.broadcast_shapes(s.shape[:-1], self.weight.shape[:-1])
+        batch = broadcast(s.shape[:-1], self.weight.shape[:-1])
         s = s.expand(*batch, -1).movedim(-1, 0).contiguous()
         w = self.weight.expand(*batch, -1).movedim(-1, 0).contiguous()
         made = torch.func.jvp(inverse_of, (assembly.assemble(w),), (assembly.assemble(s),))

@@ -22,7 +22,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.errors import checking
+from probhard.errors import broadcast, checking
 from probhard.structure.base import DenseMap, Factor, OnDevice, SparseMap, Structure
 from probhard.structure.dense import DenseRows, NullRows
 from probhard.structure.disjoint import DisjointRows
@@ -202,7 +202,7 @@ class LinearSystem(OnDevice):
         if self.pins is not None:
             values = self.pins.values(b)
             core_b = core_b - self.pins.coupling.apply(values)
-            shape = torch.broadcast_shapes(z.shape[:-1], values.shape[:-1])
+            shape = broadcast(z.shape[:-1], values.shape[:-1])
             z = z.expand(*shape, -1).index_copy(-1, self.pins.variable, values.expand(*shape, -1).to(z.dtype))
         return z, core_b if self.transform is None else self.transform.apply(core_b)
 

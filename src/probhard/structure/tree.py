@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard.errors import broadcast
 from probhard.structure.base import Factor, OnDevice, SparseMap, Structure, divide, segment_sum
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
@@ -132,7 +133,7 @@ class TreeFactor(Factor):
     def project(self, z: Tensor, b: Tensor) -> Tensor:
         """Both sweeps on the values themselves: sums come out coherent whatever the range of the weights."""
         levels = self.tree.levels
-        shape = torch.broadcast_shapes(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
+        shape = broadcast(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
         z, b = z.expand(*shape, -1), b.expand(*shape, -1)
         heard: list[Tensor] = [z] * len(levels)
         gap: list[Tensor] = [b] * len(levels)  # what the messages leave of a row's right-hand side
@@ -156,7 +157,7 @@ class TreeFactor(Factor):
         return torch.cat(found, -1).index_select(-1, self.tree.order)
 
     def variance(self, s: Tensor) -> Tensor:
-        s = s.expand(torch.broadcast_shapes(s.shape, self.weight.shape))
+        s = s.expand(broadcast(s.shape, self.weight.shape))
         heard = self._heard(s)
         found: list[Tensor] = []
         keep = rest = s[..., :0]
