@@ -57,6 +57,8 @@ def checking() -> bool:
 
 def broadcast(*shapes: Sequence[int]) -> torch.Size:
     """``torch.broadcast_shapes``, at once where all shapes are equal: torch's own takes longer than a projection."""
+    if torch.compiler.is_compiling():  # a comparison would fix a dynamic size
+        return torch.broadcast_shapes(*shapes)
     first = torch.Size(shapes[0])
     if all(tuple(shape) == tuple(first) for shape in shapes[1:]):
         return first

@@ -18,7 +18,6 @@ from torch import Size, Tensor, nn
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard.constraints.base import Constraint
 from probhard.constraints.linear import LinearEquality, broadcast_batch
 from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
 from probhard.distribution import LocationScale, Marginals, as_location_scale
@@ -88,18 +87,24 @@ class DPPL(nn.Module):
     def extra_repr(self) -> str:
         return f"covariance={self.covariance!r}, on_failure={self.on_failure!r}"
 
-    def forward(self, dist: Any, constraint: Constraint) -> Projected | LocationScale:
+    def forward(self, dist: Any, constraint: LinearEquality) -> Projected | LocationScale:
         """The projected distribution; a plain LocationScale, not feasible, with ``covariance="keep"``."""
         base = _full_precision(as_location_scale(dist, validate_args=False))
         if self.validate_args:
             base.validate()
         with _no_autocast(base.loc):
-            tangent, mean = self._solve(base.loc, base.cov, constraint)
+            if self.covariance in ("keep", "monte-carlo"):
+                tangent, mean = self._solve(base.loc, base.cov, constraint)
+                scale = None
+            else:
+                tangent = self._tangent(base.loc, base.cov, constraint)
+                mean, scale = tangent.moments(base.loc, constraint.b, base.cov)
+                mean = self._verified(mean, constraint, tangent)
         if self.covariance == "keep":
             return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self, tangent, mean)
+        return Projected(base, constraint, self, tangent, mean, scale)
 
-    def project(self, z: Tensor, constraint: Constraint, dist: Any = None) -> Solution:
+    def project(self, z: Tensor, constraint: LinearEquality, dist: Any = None) -> Solution:
         """Project points z (*samples, *batch, n); ``dist`` gives the oblique metric its covariance."""
         if self.validate_args and checking():
             check_finite("The point", z)
@@ -108,7 +113,7 @@ class DPPL(nn.Module):
             tangent, value = self._solve(z, cov, constraint)
             return self._finished(value, constraint, tangent)
 
-    def project_samples(self, samples: Tensor, constraint: Constraint) -> Solution:
+    def project_samples(self, samples: Tensor, constraint: LinearEquality) -> Solution:
         """Project an empirical law, samples (S, *batch, n); the oblique metric takes their own variances."""
         if samples.dim() < 2 or (samples.shape[0] < 2 and not self.metric.fixed):
             raise ShapeError(
@@ -123,7 +128,7 @@ class DPPL(nn.Module):
             tangent, value = self._solve(samples, cov, constraint)
             return self._finished(value, constraint, tangent)
 
-    def freeze(self, constraint: Constraint) -> FrozenProjection:
+    def freeze(self, constraint: LinearEquality) -> FrozenProjection:
         """A fixed metric and shared rows as one matrix product, for export."""
         if not self.metric.fixed or not isinstance(constraint, LinearEquality):
             raise ParameterError(
@@ -137,8 +142,13 @@ class DPPL(nn.Module):
             projector = tangent.apply(torch.eye(constraint.variables).to(like)).mT
         return FrozenProjection(projector.contiguous(), offset)
 
-    def _solve(self, z: Tensor, cov: Covariance | None, constraint: Constraint) -> tuple[Tangent, Tensor]:
+    def _solve(self, z: Tensor, cov: Covariance | None, constraint: LinearEquality) -> tuple[Tangent, Tensor]:
         """The tangent and the nearest feasible points."""
+        tangent = self._tangent(z, cov, constraint)
+        return tangent, self._verified(tangent.project(z, constraint.b), constraint, tangent)
+
+    def _tangent(self, z: Tensor, cov: Covariance | None, constraint: LinearEquality) -> Tangent:
+        """The tangent of a constraint under this layer's metric."""
         if not isinstance(constraint, LinearEquality):
             raise ParameterError(
                 f"DPPL got a {type(constraint).__name__} as its constraint.",
@@ -149,18 +159,19 @@ class DPPL(nn.Module):
         broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
         if cov is not None:
             _check_cov(z, cov)
-        weight = self.metric.weight(z, cov)
         make = DenseTangent if self.solver == "dense" else tangent_of
-        tangent = make(constraint.system, weight)
-        value = tangent.project(z, constraint.b)
+        tangent = make(constraint.system, self.metric.weight(z, cov))
         if self.validate_args and checking():
             tangent.check()
-            if tangent.conditioned:
-                value = self._verified(value, constraint, tangent)
-        return tangent, value
+        return tangent
 
     def _verified(self, value: Tensor, constraint: LinearEquality, tangent: Tangent) -> Tensor:
-        """Points that are feasible to rounding, or the error that ``on_failure`` asks for."""
+        """Points that are feasible to rounding, or the error that ``on_failure`` asks for.
+
+        Only behind a Cholesky factor can rounding grow, so that the O(n) sweeps are not looked at again.
+        """
+        if not (self.validate_args and tangent.conditioned and checking()):
+            return value
         solution = self._finished(value, constraint, tangent)
         if self.on_failure == "raise" and not bool(solution.stats.converged.all()):
             bad = ~solution.stats.converged
@@ -172,9 +183,8 @@ class DPPL(nn.Module):
             )
         return solution.value
 
-    def _finished(self, value: Tensor, constraint: LinearEquality | Constraint, tangent: Tangent) -> Solution:
+    def _finished(self, value: Tensor, constraint: LinearEquality, tangent: Tangent) -> Solution:
         """Points with their status; those above rounding get one step of refinement."""
-        assert isinstance(constraint, LinearEquality)
         residual = constraint.relative_violation(value)
         if checking() and bool((residual > 1e-2 * TOLERANCE[value.dtype]).any()):
             value = tangent.project(value, constraint.b)
@@ -191,11 +201,16 @@ class Projected(td.Distribution):
     feasible = True
 
     def __init__(
-        self, base: LocationScale, constraint: Constraint, layer: DPPL, tangent: Tangent, mean: Tensor
+        self,
+        base: LocationScale,
+        constraint: LinearEquality,
+        layer: DPPL,
+        tangent: Tangent,
+        mean: Tensor,
+        scale: Tensor | None = None,
     ) -> None:
         self.base, self.constraint, self.layer, self.tangent = base, constraint, layer, tangent
-        self._point = mean
-        self._scale: Tensor | None = None  # found when asked for: a mean alone needs no variances
+        self._point, self._scale = mean, scale
         self._fixed: tuple[Tensor, Tensor] | None = None
         super().__init__(mean.shape[:-1], mean.shape[-1:], validate_args=False)
 
@@ -218,12 +233,8 @@ class Projected(td.Distribution):
     def scale(self) -> Tensor:
         """Marginal scales (*batch, n); exactly 0 where the constraint fixes a variable."""
         if self._scale is None:
-            if self.layer.covariance == "monte-carlo":
-                self._scale = safe_sqrt(self._moments[1] / self.family.unit_variance)
-            else:
-                with _no_autocast(self._point):
-                    self._scale = safe_sqrt(self.tangent.variance(self.base.cov)).expand(self._point.shape)
-        return self._scale
+            self._scale = safe_sqrt(self._moments[1] / self.family.unit_variance)
+        return self._scale.expand(self._point.shape)
 
     @property
     def variance(self) -> Tensor:
@@ -253,7 +264,7 @@ class Projected(td.Distribution):
         """Projected draws (*sample_shape, *batch, n) with the status of each."""
         z = self.base.rsample(sample_shape, generator)
         with _no_autocast(z):
-            value = self.tangent.project(z, self._right)
+            value = self.tangent.project(z, self.constraint.b)
             return self.layer._finished(value, self.constraint, self.tangent)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
@@ -271,12 +282,8 @@ class Projected(td.Distribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
         """The same law with broadcast batch dimensions."""
         mean = self._point.expand(*Size(batch_shape), *self.event_shape)
-        return Projected(self.base.expand(batch_shape), self.constraint, self.layer, self.tangent, mean)
-
-    @property
-    def _right(self) -> Tensor:
-        assert isinstance(self.constraint, LinearEquality)
-        return self.constraint.b
+        base = self.base.expand(batch_shape)
+        return Projected(base, self.constraint, self.layer, self.tangent, mean, self._scale)
 
     @property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -292,7 +299,7 @@ class Projected(td.Distribution):
         noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
         moved = base.cov.root(noise)
         with _no_autocast(moved):
-            draws = self.tangent.project(torch.cat([base.loc + moved, base.loc - moved]), self._right)
+            draws = self.tangent.project(torch.cat([base.loc + moved, base.loc - moved]), self.constraint.b)
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0)
 

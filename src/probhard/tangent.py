@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, LowRank, matvec
+from probhard.covariance import Covariance, Diagonal, LowRank, matvec, safe_sqrt
 from probhard.errors import InfeasibleError, broadcast, checking
 from probhard.structure.base import Structure
 from probhard.structure.dense import cholesky_solve
@@ -74,6 +74,10 @@ class Tangent(ABC):
             values = self.known.values(b)
             value = value.index_copy(-1, self.known.variable, values.expand(*value.shape[:-1], -1))
         return value.to(z.dtype)
+
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
+        """The projected point and the root of ``diag(P C P^T)``."""
+        return self.project(z, b), safe_sqrt(self.variance(cov))
 
     def apply(self, x: Tensor) -> Tensor:
         """``P x``, forward mode."""
@@ -152,11 +156,22 @@ class DiagonalTangent(Tangent):
     def pivots(self) -> Tensor:
         return self.factor.pivots()
 
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
+        if not isinstance(cov, Diagonal):
+            return super().moments(z, b, cov)
+        point, right = self.system.substitute(z.to(self.dtype), b.to(z.device, self.dtype))
+        mean, scale = self.factor.moments(point, right, self._spread(cov))
+        return mean.to(z.dtype), scale.to(z.dtype)
+
+    def _spread(self, cov: Diagonal) -> Tensor:
+        """Variances of the free variables; the factor's own weight where they are the same."""
+        if cov is self.given and self.system.held is None:
+            return self.factor.weight
+        return self.system.free(cov.variance.to(self.dtype))
+
     def _variance(self, cov: Covariance) -> Tensor:
         if isinstance(cov, Diagonal):
-            if cov is self.given and self.system.held is None:
-                return self.factor.variance(self.factor.weight)
-            return self.factor.variance(self.system.free(cov.variance.to(self.dtype)))
+            return self.factor.variance(self._spread(cov))
         if isinstance(cov, LowRank):
             diagonal = self.factor.variance(self.system.free(cov.diagonal_part.to(self.dtype)))
             return diagonal + self.apply(self._columns(cov.factor)).square().sum(0)

@@ -96,9 +96,7 @@ class LinearEquality(Constraint):
     @property
     def A(self) -> Tensor:  # noqa: N802 - the paper's name
         """The rows as one dense matrix, (*batch, q, n)."""
-        identity = torch.eye(self.variables, dtype=self.b.dtype, device=self.b.device)
-        rows = self.system.map.at(self.b)
-        return rows.matrix if hasattr(rows, "matrix") else rows.apply(identity).mT
+        return self.system.map.at(self.b).dense()
 
     def residual(self, u: Tensor) -> Tensor:
         self.check_event(u, "The point")

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.covariance import matvec
+from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
 
 
@@ -81,6 +81,10 @@ class Factor(ABC):
         pull = self.structure.transpose(self.solve(self.structure.apply(z) - b))
         return torch.addcmul(z, self.weight, pull, value=-1)
 
+    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """The projected point and the root of the projected variances, together."""
+        return self.project(z, b), safe_sqrt(self.variance(s))
+
     @abstractmethod
     def variance(self, s: Tensor) -> Tensor:
         """``diag(P diag(s) P^T)`` for s (*batch, n); ``s is self.weight`` marks the oblique case."""
@@ -124,11 +128,9 @@ class Structure(OnDevice, ABC):
     def factor(self, weight: Tensor) -> Factor:
         """Factor of ``A diag(weight) A^T`` for weight (*batch, n)."""
 
+    @abstractmethod
     def dense(self) -> Tensor:
         """A itself, (*batch, q, n)."""
-        probe = next(v for v in vars(self).values() if isinstance(v, Tensor) and v.is_floating_point())
-        identity = torch.eye(self.variables, dtype=probe.dtype, device=probe.device)
-        return self.apply(identity).mT
 
 
 class SparseMap(OnDevice):
@@ -148,6 +150,10 @@ class SparseMap(OnDevice):
     def transpose(self, y: Tensor) -> Tensor:
         """``A^T y`` for y (..., q)."""
         return segment_sum(y.index_select(-1, self.row) * self.value, self.column, self.variables)
+
+    def dense(self) -> Tensor:
+        """A itself, (q, n)."""
+        return self.apply(torch.eye(self.variables, dtype=self.value.dtype, device=self.value.device)).mT
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, the scale against which a residual is rounding."""
@@ -169,6 +175,29 @@ class DenseMap(OnDevice):
         """``A^T y`` for y (..., q)."""
         return matvec(self.matrix.mT, y)
 
+    def dense(self) -> Tensor:
+        """A itself, (*batch, q, n)."""
+        return self.matrix
+
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, the scale against which a residual is rounding."""
         return matvec(self.matrix.abs(), x.abs())
+
+
+class Mapped(Structure):
+    """A structure whose rows are applied by a map of all their entries."""
+
+    map: SparseMap | DenseMap
+
+    def __init__(self, entries: SparseMap | DenseMap) -> None:
+        self.map = entries
+        self.rows, self.variables = entries.rows, entries.variables
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.map.apply(x)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        return self.map.transpose(y)
+
+    def dense(self) -> Tensor:
+        return self.map.dense()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
-from probhard.structure.base import DenseMap, Factor, Structure
+from probhard.structure.base import DenseMap, Factor, Mapped
 
 
 def cholesky_solve(factor: Tensor, r: Tensor) -> Tensor:
@@ -26,14 +26,14 @@ def cholesky_solve(factor: Tensor, r: Tensor) -> Tensor:
     return torch.cholesky_solve(columns, factor).movedim(-1, 0).unflatten(0, r.shape[:extra])
 
 
-class DenseRows(Structure):
+class DenseRows(Mapped):
     """A dense A, shared or per batch element; Cholesky of ``A W A^T``."""
 
+    map: DenseMap
     double = True
 
     def __init__(self, matrix: Tensor) -> None:
-        self.map = DenseMap(matrix)
-        self.rows, self.variables = matrix.shape[-2:]
+        super().__init__(DenseMap(matrix))
         self.determined = determined(matrix)  # variables that A fixes by itself: variance exactly 0
 
     @property
@@ -47,15 +47,6 @@ class DenseRows(Structure):
     @property
     def algorithm(self) -> str:
         return f"dense Cholesky of {self.rows} x {self.rows}"
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.map.apply(x)
-
-    def transpose(self, y: Tensor) -> Tensor:
-        return self.map.transpose(y)
-
-    def dense(self) -> Tensor:
-        return self.map.matrix
 
     def factor(self, weight: Tensor) -> DenseRowsFactor:
         return DenseRowsFactor(self, weight)
@@ -90,13 +81,13 @@ class DenseRowsFactor(Factor):
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
 
-class NullRows(Structure):
+class NullRows(Mapped):
     """Rows solved for q pivot variables, ``u_a - C u_b = b'``; for n - q < q."""
 
     double = True
 
     def __init__(self, matrix: np.ndarray) -> None:
-        self.rows, self.variables = matrix.shape
+        super().__init__(DenseMap(torch.from_numpy(matrix)))
         _, _, order = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
         pivot, other = np.sort(order[: self.rows]), np.sort(order[self.rows :])
         self.pivot, self.other = (
@@ -105,23 +96,13 @@ class NullRows(Structure):
         )
         self.transform = torch.from_numpy(np.linalg.inv(matrix[:, pivot]))  # to rows with the identity at a
         self.combination = -self.transform @ torch.from_numpy(matrix[:, other])  # C, (q, n - q)
-        self.map = DenseMap(torch.from_numpy(matrix))
-        self.rows_form = DenseRows(self.map.matrix)
+        self.rows_form = DenseRows(self.map.dense())
         self.determined = self.rows_form.determined
 
     @property
     def algorithm(self) -> str:
         free = self.variables - self.rows
         return f"dense Cholesky of the {free} x {free} complement of {self.rows} rows"
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.map.apply(x)
-
-    def transpose(self, y: Tensor) -> Tensor:
-        return self.map.transpose(y)
-
-    def dense(self) -> Tensor:
-        return self.map.matrix
 
     def factor(self, weight: Tensor) -> Factor:
         if checking() and bool((weight.index_select(-1, self.pivot) > 0).all()):

@@ -15,7 +15,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard.covariance import safe_sqrt
+from probhard.errors import broadcast, checking
 from probhard.structure.base import Factor, Structure, divide, segment_sum
+from probhard.structure.moments import FixedMoments, ObliqueMoments
 
 
 class DisjointRows(Structure):
@@ -88,6 +91,9 @@ class DisjointRows(Structure):
     def transpose(self, y: Tensor) -> Tensor:
         return self.join(self.split_coefficient() * self.spread(y))
 
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.variables).to(self.coefficient)).mT
+
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``."""
         return self.weighted_sums(x.abs(), self.coefficient.abs())
@@ -119,6 +125,27 @@ class DisjointFactor(Factor):
         others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
         gain = rows.split(self.weight) * (a / mass)
         return rows.join(rows.split(s) * stay.square() + gain.square() * others)
+
+    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.structure
+        fixed = self.weight.dim() == 1 and not self.weight.requires_grad
+        if not (rows.shared and checking() and (s is self.weight or fixed)):
+            return super().moments(z, b, s)
+        shape = broadcast(z.shape, s.shape, (*b.shape[:-1], z.shape[-1]))
+        blocks = rows.split(z.expand(shape)), rows.split(s.expand(shape)), b.expand(*shape[:-1], rows.rows)
+        if s is self.weight:
+            mean, scale = ObliqueMoments.apply(*blocks, rows.coefficient, self._plain)
+        else:
+            gain = divide(rows.split(self.weight) * rows.coefficient, self.mass.unsqueeze(-1))
+            mean, scale = FixedMoments.apply(*blocks, rows.coefficient, gain, self._plain)
+        return rows.join(mean), rows.join(scale)
+
+    def _plain(self, z: Tensor, s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The same on blocks by formulas that can be differentiated twice."""
+        rows, s = self.structure, self.structure.join(s)
+        factor = self if self.weight.dim() == 1 else DisjointFactor(rows, s)
+        mean = factor.project(rows.join(z), b)
+        return rows.split(mean), rows.split(safe_sqrt(factor.variance(s)))
 
     def pivots(self) -> Tensor:
         return self.mass

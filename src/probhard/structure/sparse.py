@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from probhard.errors import ParameterError, broadcast
-from probhard.structure.base import Factor, OnDevice, SparseMap, Structure
+from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap
 from probhard.structure.dense import DenseRows, cholesky_solve
 from probhard.structure.elimination import Plan, plan_elimination
 
@@ -57,14 +57,13 @@ class Assembly(OnDevice):
         return gather_sum(terms, self.variable, self.variables)
 
 
-class SparseRows(Structure):
+class SparseRows(Mapped):
     """A sparse A with a planned elimination of ``A W A^T``."""
 
     double = True
 
     def __init__(self, matrix: sp.csr_array, plan: Plan | None = None) -> None:
-        self.rows, self.variables = matrix.shape
-        self.map = SparseMap(matrix)
+        super().__init__(SparseMap(matrix))
         self.plan = plan_elimination(matrix) if plan is None else plan
         self.assembly = Assembly(matrix, self.plan)
 
@@ -75,15 +74,6 @@ class SparseRows(Structure):
             f"sparse Cholesky of {self.rows} rows, {len(plan.rounds)} rounds, {plan.entries} entries, "
             f"dense block of {len(plan.block)}"
         )
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.map.apply(x)
-
-    def transpose(self, y: Tensor) -> Tensor:
-        return self.map.transpose(y)
-
-    def dense(self) -> Tensor:
-        return self.map.apply(torch.eye(self.variables).to(self.map.value)).mT
 
     def factor(self, weight: Tensor) -> Factor:
         if not torch.compiler.is_dynamo_compiling():

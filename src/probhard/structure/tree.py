@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from probhard.errors import broadcast
-from probhard.structure.base import Factor, OnDevice, SparseMap, Structure, divide, segment_sum
+from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap, divide, segment_sum
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
 
@@ -39,12 +39,11 @@ class Level(OnDevice):
     deeper: int  # number of rows one level down = number of shared inside variables
 
 
-class Tree(Structure):
+class Tree(Mapped):
     """A forest of rows; build it with ``Tree.find``."""
 
     def __init__(self, matrix: sp.csr_array, levels: tuple[Level, ...]) -> None:
-        self.rows, self.variables = matrix.shape
-        self.map = SparseMap(matrix)
+        super().__init__(SparseMap(matrix))
         self.levels = levels
         inside = torch.cat([torch.cat([_ups(levels, depth), level.private]) for depth, level in enumerate(levels)])
         outside = torch.ones(self.variables, dtype=torch.bool).index_fill(0, inside, False).nonzero().squeeze(-1)
@@ -73,15 +72,6 @@ class Tree(Structure):
     @property
     def algorithm(self) -> str:
         return f"tree of {self.rows} rows in {len(self.levels)} levels, two sweeps"
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.map.apply(x)
-
-    def transpose(self, y: Tensor) -> Tensor:
-        return self.map.transpose(y)
-
-    def dense(self) -> Tensor:
-        return self.map.apply(torch.eye(self.variables).to(self.map.value)).mT
 
     def factor(self, weight: Tensor) -> TreeFactor:
         return TreeFactor(self, weight)

@@ -1,0 +1,102 @@
+"""Mean and scale of equal blocks of rows in one pass each way, for the training loop.
+
+The formulas are those of ``disjoint`` for one row per block, with ``g = W a``, ``m = a . g``, ``r = a . z - b``:
+
+    oblique:  u = z - g r / m,    v = w - g^2 / m
+    fixed W:  u = z - k r,        v = s (1 - k a)^2 + k^2 (sum(a^2 s) - a^2 s),    k = g / m
+
+and their adjoints by hand. Most of the time of these O(n) projections is memory traffic, so temporaries are reused in
+place. Second derivatives go through the plain formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Plain = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _twice(plain: Plain, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Gradients that can be differentiated again, through the plain formulas."""
+    with torch.enable_grad():
+        outputs = plain(*inputs)
+    return torch.autograd.grad(outputs, inputs, gradients, create_graph=True, materialize_grads=True)
+
+
+def _to_variance(of_scale: Tensor, scale: Tensor) -> Tensor:
+    """Gradient of the variance from that of its root; 0 where the root is 0."""
+    square = scale.square().add_(torch.finfo(scale.dtype).tiny)
+    return (scale * of_scale).mul_(0.5).div_(square)
+
+
+class ObliqueMoments(torch.autograd.Function):
+    """``(z, w, b) -> (u, sqrt(v))`` for blocks (..., rows, width), W = S."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, a: Tensor, plain: Plain) -> tuple[Tensor, Tensor]:
+        """Project blocks z (..., rows, width) with weights w and right-hand sides b (..., rows)."""
+        gain = w * a
+        mass = (gain @ a).unsqueeze(-1)
+        empty = mass <= 0  # a row with nothing to move
+        mass.masked_fill_(empty, 1)
+        multiplier = (((z @ a) - b).unsqueeze(-1) / mass).masked_fill_(empty, 0)
+        mean = torch.addcmul(z, multiplier, gain, value=-1)
+        scale = gain.mul_(a).neg_().add_(mass).clamp_(min=0).div_(mass).mul_(w).sqrt_()
+        ctx.plain = plain
+        ctx.save_for_backward(z, w, b, a, multiplier, mass, scale)
+        return mean, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The adjoint, term by term."""
+        z, w, b, a, multiplier, mass, scale = ctx.saved_tensors
+        of_mean, of_scale = gradients
+        if torch.is_grad_enabled():
+            return (*_twice(ctx.plain, (z, w, b), (of_mean, of_scale)), None, None)
+        gain = w * a
+        of_variance = _to_variance(of_scale, scale)
+        of_multiplier = -(of_mean * gain).sum(-1, keepdim=True)
+        of_right = of_multiplier / mass
+        of_z = torch.addcmul(of_mean, a, of_right)
+        curved = gain.square().mul_(of_variance).sum(-1, keepdim=True) / mass.square()
+        of_w = gain.mul_(a).div_(mass).mul_(-2).add_(1).mul_(of_variance)
+        of_w.addcmul_(of_mean, a * multiplier, value=-1)
+        of_w.addcmul_(a.square(), curved - multiplier * of_right)
+        return of_z, of_w, -of_right.squeeze(-1), None, None
+
+
+class FixedMoments(torch.autograd.Function):
+    """``(z, s, b) -> (u, sqrt(v))`` for blocks (..., rows, width) and a fixed gain k (width,) or (rows, width)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, s: Tensor, b: Tensor, a: Tensor, gain: Tensor, plain: Plain
+    ) -> tuple[Tensor, Tensor]:
+        """Project blocks z (..., rows, width) with variances s and right-hand sides b (..., rows)."""
+        right = ((z @ a) - b).unsqueeze(-1)
+        mean = torch.addcmul(z, right, gain, value=-1)
+        own = s * a.square()
+        others = (own.sum(-1, keepdim=True) - own).clamp_(min=0)
+        stay = (1 - gain * a).clamp_(min=0).square_()
+        scale = others.mul_(gain.square()).addcmul_(s, stay).sqrt_()
+        ctx.plain = plain
+        ctx.save_for_backward(z, s, b, a, gain, stay, scale)
+        return mean, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The adjoint, term by term."""
+        z, s, b, a, gain, stay, scale = ctx.saved_tensors
+        of_mean, of_scale = gradients
+        if torch.is_grad_enabled():
+            return (*_twice(ctx.plain, (z, s, b), (of_mean, of_scale)), None, None, None)
+        of_right = -(of_mean * gain).sum(-1, keepdim=True)
+        of_z = torch.addcmul(of_mean, a, of_right)
+        of_variance = _to_variance(of_scale, scale)
+        pushed = of_variance * gain.square()
+        of_s = pushed.neg().add_(pushed.sum(-1, keepdim=True)).mul_(a.square()).addcmul_(of_variance, stay)
+        return of_z, of_s, -of_right.squeeze(-1), None, None, None
