@@ -4,7 +4,9 @@ from probhard.constraints import (
     Conservation,
     Constraint,
     Hierarchy,
+    Intersection,
     LinearEquality,
+    NonlinearEquality,
     per_slice,
     trapezoid_weights,
 )
@@ -23,7 +25,8 @@ from probhard.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_
 from probhard.method import METHODS, Method, Step
 from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
 from probhard.model import ConstrainedModel
-from probhard.projection import DPPL, FrozenProjection, Projected, Solution, Stats
+from probhard.projection import DPPL, FrozenProjection, Projected
+from probhard.projector import Projector, Solution, Stats
 from probhard.score import (
     constraint_error,
     coverage,
@@ -62,6 +65,7 @@ __all__ = [
     "FrozenProjection",
     "Hierarchy",
     "InfeasibleError",
+    "Intersection",
     "LinearEquality",
     "LocationScale",
     "LowRank",
@@ -70,10 +74,12 @@ __all__ = [
     "Method",
     "Metric",
     "MissingExtraError",
+    "NonlinearEquality",
     "ParameterError",
     "ProbhardError",
     "Projected",
     "ProjectedCovariance",
+    "Projector",
     "RankError",
     "ShapeError",
     "Solution",

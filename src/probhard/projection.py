@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,36 +18,19 @@ from torch import Size, Tensor, nn
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
+from probhard.constraints.base import Constraint
 from probhard.constraints.linear import LinearEquality, broadcast_batch
 from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
 from probhard.distribution import LocationScale, Marginals, as_location_scale
 from probhard.errors import ConvergenceError, ParameterError, ShapeError, check_choice, checking
 from probhard.metric import Metric, as_metric
-from probhard.tangent import DenseTangent, ProjectedCovariance, Tangent, tangent_of
+from probhard.projector import Projector, Solution, Stats, projector_of
+from probhard.tangent import ProjectedCovariance
 
 COVARIANCES = ("auto", "delta", "censored", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
 FAILURES = ("raise", "flag", "resample")
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
 RESAMPLES = 20  # rounds of redrawing before giving up
-
-
-@dataclass(frozen=True)
-class Stats:
-    """How a projection went, per point (*samples, *batch)."""
-
-    steps: Tensor
-    residual: Tensor  # relative to the terms that should cancel
-    converged: Tensor
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Projected points with the tangent at them and their status."""
-
-    value: Tensor
-    tangent: Tangent
-    stats: Stats
 
 
 class DPPL(nn.Module):
@@ -87,33 +70,34 @@ class DPPL(nn.Module):
     def extra_repr(self) -> str:
         return f"covariance={self.covariance!r}, on_failure={self.on_failure!r}"
 
-    def forward(self, dist: Any, constraint: LinearEquality) -> Projected | LocationScale:
+    def forward(self, dist: Any, constraint: Constraint) -> Projected | LocationScale:
         """The projected distribution; a plain LocationScale, not feasible, with ``covariance="keep"``."""
         base = _full_precision(as_location_scale(dist, validate_args=False))
         if self.validate_args:
             base.validate()
         with _no_autocast(base.loc):
+            projector = self._projector(base.loc, base.cov, constraint)
             if self.covariance in ("keep", "monte-carlo"):
-                tangent, mean = self._solve(base.loc, base.cov, constraint)
-                scale = None
+                solution: Solution | None = projector.solve(base.loc)
+                assert solution is not None
+                mean, scale, tangent = solution.value, None, solution.tangent
             else:
-                tangent = self._tangent(base.loc, base.cov, constraint)
-                mean, scale = tangent.moments(base.loc, constraint.b, base.cov)
-                mean = self._verified(mean, constraint, tangent)
+                solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
+        if solution is not None:
+            self._check(solution.stats)
         if self.covariance == "keep":
             return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self, tangent, mean, scale)
+        return Projected(base, constraint, self, projector, mean, tangent, scale, solution)
 
-    def project(self, z: Tensor, constraint: LinearEquality, dist: Any = None) -> Solution:
+    def project(self, z: Tensor, constraint: Constraint, dist: Any = None) -> Solution:
         """Project points z (*samples, *batch, n); ``dist`` gives the oblique metric its covariance."""
         if self.validate_args and checking():
             check_finite("The point", z)
         cov = None if dist is None else as_location_scale(dist, validate_args=False).cov
         with _no_autocast(z):
-            tangent, value = self._solve(z, cov, constraint)
-            return self._finished(value, constraint, tangent)
+            return self._checked(self._projector(z, cov, constraint).solve(z))
 
-    def project_samples(self, samples: Tensor, constraint: LinearEquality) -> Solution:
+    def project_samples(self, samples: Tensor, constraint: Constraint) -> Solution:
         """Project an empirical law, samples (S, *batch, n); the oblique metric takes their own variances."""
         if samples.dim() < 2 or (samples.shape[0] < 2 and not self.metric.fixed):
             raise ShapeError(
@@ -125,10 +109,9 @@ class DPPL(nn.Module):
             check_finite("The sample", samples)
         with _no_autocast(samples):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
-            tangent, value = self._solve(samples, cov, constraint)
-            return self._finished(value, constraint, tangent)
+            return self._checked(self._projector(samples, cov, constraint).solve(samples))
 
-    def freeze(self, constraint: LinearEquality) -> FrozenProjection:
+    def freeze(self, constraint: Constraint) -> FrozenProjection:
         """A fixed metric and shared rows as one matrix product, for export."""
         if not self.metric.fixed or not isinstance(constraint, LinearEquality):
             raise ParameterError(
@@ -138,59 +121,41 @@ class DPPL(nn.Module):
             )
         like = torch.zeros(constraint.variables, dtype=constraint.b.dtype, device=constraint.b.device)
         with torch.no_grad():
-            tangent, offset = self._solve(like, None, constraint)
-            projector = tangent.apply(torch.eye(constraint.variables).to(like)).mT
-        return FrozenProjection(projector.contiguous(), offset)
+            solution = self._projector(like, None, constraint).solve(like)
+            projector = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
+        return FrozenProjection(projector.contiguous(), solution.value)
 
-    def _solve(self, z: Tensor, cov: Covariance | None, constraint: LinearEquality) -> tuple[Tangent, Tensor]:
-        """The tangent and the nearest feasible points."""
-        tangent = self._tangent(z, cov, constraint)
-        return tangent, self._verified(tangent.project(z, constraint.b), constraint, tangent)
-
-    def _tangent(self, z: Tensor, cov: Covariance | None, constraint: LinearEquality) -> Tangent:
-        """The tangent of a constraint under this layer's metric."""
-        if not isinstance(constraint, LinearEquality):
-            raise ParameterError(
-                f"DPPL got a {type(constraint).__name__} as its constraint.",
-                "It projects onto linear equalities.",
-                "Pass a LinearEquality, a Hierarchy, a Conservation, or several joined by '&'.",
-            )
-        constraint.check_event(z, "The distribution")
-        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
+    def _projector(self, z: Tensor, cov: Covariance | None, constraint: Constraint) -> Projector:
+        """The constraint under this layer's metric, ready for points like z."""
         if cov is not None:
             _check_cov(z, cov)
-        make = DenseTangent if self.solver == "dense" else tangent_of
-        tangent = make(constraint.system, self.metric.weight(z, cov))
-        if self.validate_args and checking():
-            tangent.check()
-        return tangent
+        weight = self.metric.weight(z, cov)
+        options = {"exact": self.curvature == "exact", "dense": self.solver == "dense", "validate": self.validate_args}
+        return projector_of(constraint, z, weight, **options)
 
-    def _verified(self, value: Tensor, constraint: LinearEquality, tangent: Tangent) -> Tensor:
-        """Points that are feasible to rounding, or the error that ``on_failure`` asks for.
+    def _checked(self, solution: Solution) -> Solution:
+        self._check(solution.stats)
+        return solution
 
-        Only behind a Cholesky factor can rounding grow, so that the O(n) sweeps are not looked at again.
-        """
-        if not (self.validate_args and tangent.conditioned and checking()):
-            return value
-        solution = self._finished(value, constraint, tangent)
-        if self.on_failure == "raise" and not bool(solution.stats.converged.all()):
-            bad = ~solution.stats.converged
-            raise ConvergenceError(
-                f"{int(bad.sum())} of {bad.numel()} points are not feasible after projection; the worst relative "
-                f"residual is {float(solution.stats.residual.nan_to_num(torch.inf).max()):.3g}.",
-                "The variances range over too many orders of magnitude for this system of rows.",
-                "Set a floor on the variances, use the orthogonal metric, or pass on_failure='flag'.",
-            )
-        return solution.value
+    def _check(self, stats: Stats) -> None:
+        """Raise for points that are not feasible, if ``on_failure`` asks for it."""
+        if self.on_failure != "raise" or not self.validate_args or not checking() or bool(stats.converged.all()):
+            return
+        raise ConvergenceError(
+            failure(stats, "points"),
+            "There may be no feasible point, or the variances range over too many orders of magnitude.",
+            "Check the constraint, set a floor on the variances, or pass on_failure='flag' and read the stats.",
+        )
 
-    def _finished(self, value: Tensor, constraint: LinearEquality, tangent: Tangent) -> Solution:
-        """Points with their status; those above rounding get one step of refinement."""
-        residual = constraint.relative_violation(value)
-        if checking() and bool((residual > 1e-2 * TOLERANCE[value.dtype]).any()):
-            value = tangent.project(value, constraint.b)
-            residual = constraint.relative_violation(value)
-        converged = residual <= TOLERANCE[value.dtype]
-        return Solution(value, tangent, Stats(torch.ones_like(residual, dtype=torch.int64), residual, converged))
+
+def failure(stats: Stats, what: str) -> str:
+    """How many did not get there, and the worst of them."""
+    bad = ~stats.converged
+    worst = float(stats.residual.nan_to_num(torch.inf).max())
+    return (
+        f"{int(bad.sum())} of {bad.numel()} {what} are not feasible or not nearest; "
+        f"the worst relative residual is {worst:.3g}."
+    )
 
 
 class Projected(td.Distribution):
@@ -203,14 +168,16 @@ class Projected(td.Distribution):
     def __init__(
         self,
         base: LocationScale,
-        constraint: LinearEquality,
+        constraint: Constraint,
         layer: DPPL,
-        tangent: Tangent,
+        projector: Projector,
         mean: Tensor,
+        tangent: Any,
         scale: Tensor | None = None,
+        solution: Solution | None = None,
     ) -> None:
-        self.base, self.constraint, self.layer, self.tangent = base, constraint, layer, tangent
-        self._point, self._scale = mean, scale
+        self.base, self.constraint, self.layer, self.projector = base, constraint, layer, projector
+        self.tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
         self._fixed: tuple[Tensor, Tensor] | None = None
         super().__init__(mean.shape[:-1], mean.shape[-1:], validate_args=False)
 
@@ -222,7 +189,8 @@ class Projected(td.Distribution):
     @property
     def exact(self) -> bool:
         """Whether the marginals are those of the projected law, not only its first two moments."""
-        return self.base.exact and self.layer.covariance != "monte-carlo"
+        linear = isinstance(self.constraint, LinearEquality)
+        return self.base.exact and linear and self.layer.covariance != "monte-carlo"
 
     @property
     def mean(self) -> Tensor:
@@ -254,7 +222,9 @@ class Projected(td.Distribution):
     @property
     def stats(self) -> Stats:
         """How the projection of the mean went."""
-        return self.layer._finished(self._point, self.constraint, self.tangent).stats
+        if self._solution is None:
+            self._solution = self.projector.solve(self._point.detach())
+        return self._solution.stats
 
     def as_location_scale(self) -> LocationScale:
         """The projected law as a location-scale one with singular covariance."""
@@ -264,8 +234,7 @@ class Projected(td.Distribution):
         """Projected draws (*sample_shape, *batch, n) with the status of each."""
         z = self.base.rsample(sample_shape, generator)
         with _no_autocast(z):
-            value = self.tangent.project(z, self.constraint.b)
-            return self.layer._finished(value, self.constraint, self.tangent)
+            return self.projector.solve(z)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Reparameterised draws, all feasible; see ``on_failure`` for those that cannot be."""
@@ -283,7 +252,8 @@ class Projected(td.Distribution):
         """The same law with broadcast batch dimensions."""
         mean = self._point.expand(*Size(batch_shape), *self.event_shape)
         base = self.base.expand(batch_shape)
-        return Projected(base, self.constraint, self.layer, self.tangent, mean, self._scale)
+        parts = (self.layer, self.projector, mean, self.tangent, self._scale, self._solution)
+        return Projected(base, self.constraint, *parts)
 
     @property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -299,7 +269,7 @@ class Projected(td.Distribution):
         noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
         moved = base.cov.root(noise)
         with _no_autocast(moved):
-            draws = self.tangent.project(torch.cat([base.loc + moved, base.loc - moved]), self.constraint.b)
+            draws = self.projector.solve(torch.cat([base.loc + moved, base.loc - moved])).value
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0)
 
@@ -313,8 +283,7 @@ class Projected(td.Distribution):
                 bad = bad & ~again.stats.converged
                 if not bool(bad.any()):
                     return value
-        worst, count = float(solution.stats.residual.nan_to_num(torch.inf).max()), int(bad.sum())
-        found = f"{count} of {bad.numel()} draws are not feasible; the worst relative residual is {worst:.3g}."
+        found = failure(replace(solution.stats, converged=~bad), "draws")
         if self.layer.on_failure == "flag":
             warnings.warn(f"{found} They are NaN.", RuntimeWarning, stacklevel=3)
             return torch.where(bad.unsqueeze(-1), torch.nan, value)

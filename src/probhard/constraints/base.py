@@ -15,8 +15,8 @@ class Constraint(ABC):
 
     @property
     @abstractmethod
-    def variables(self) -> int:
-        """Number of variables n."""
+    def variables(self) -> int | None:
+        """Number of variables n, where it is known."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class Constraint(ABC):
 
     def check_event(self, u: Tensor, name: str) -> None:
         """Raise unless the last dimension of u has n variables."""
-        if u.dim() == 0 or u.shape[-1] != self.variables:
+        if self.variables is not None and (u.dim() == 0 or u.shape[-1] != self.variables):
             raise ShapeError(
                 f"{name} has shape {tuple(u.shape)}, the constraint {self.variables} variables.",
                 "The event is the last dimension.",

@@ -125,9 +125,11 @@ class LinearEquality(Constraint):
         held = self.system.held
         return matrix, self.b, np.empty(0, dtype=np.int64) if held is None else held.numpy()
 
-    def __and__(self, other: object) -> LinearEquality:
+    def __and__(self, other: object) -> Any:
         if not isinstance(other, LinearEquality):
-            return NotImplemented
+            from probhard.constraints.intersection import join  # it builds on this module
+
+            return join(self, other)
         if other.variables != self.variables:
             raise ShapeError(
                 f"'&' got constraints on {self.variables} and {other.variables} variables.",

@@ -1,0 +1,139 @@
+"""Nonlinear equality constraints, ``h(u) = 0`` (paper, section "Nonlinear Equality Constraints")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.base import Constraint
+from probhard.errors import ParameterError, ShapeError, checking
+
+
+class NonlinearEquality(Constraint):
+    """``fn(u, *args) = 0`` for a smooth function.
+
+    Args:
+        fn: Maps u (*batch, n) and this batch's data to residuals (*batch, q). Elements of the batch must not mix.
+        args: This batch's data. Tensors broadcast with (*batch, ...), their last dimension being their own.
+        jacobian: Maps the same arguments to (*batch, q, n); by torch.func if not given.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Tensor],
+        args: tuple[Any, ...] = (),
+        jacobian: Callable[..., Tensor] | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise ParameterError(
+                f"NonlinearEquality got {type(fn).__name__} as its function.",
+                "It must map u (*batch, n) to residuals (*batch, q).",
+                "Pass a function of torch tensors.",
+            )
+        self.fn, self.args, self.given_jacobian = fn, tuple(args), jacobian
+
+    @property
+    def variables(self) -> int | None:
+        """Unknown: any n that the function takes."""
+        return None
+
+    @property
+    def algorithm(self) -> str:
+        return "safeguarded SQP with the q x q Schur complement"
+
+    def residual(self, u: Tensor) -> Tensor:
+        found = self.fn(u, *self._args(u))
+        if not isinstance(found, Tensor) or found.dim() < 1 or found.shape[:-1] != u.shape[:-1]:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ShapeError(
+                f"The constraint function returned {shape} for points of shape {tuple(u.shape)}.",
+                "It must return one residual per row and point, (*batch, q).",
+                "Keep the leading dimensions; write a single residual as h.unsqueeze(-1).",
+            )
+        return found
+
+    def jacobian(self, u: Tensor) -> Tensor:
+        """``dh/du`` (*batch, q, n): the caller's, or min(q, n) vector products by torch.func."""
+        if self.given_jacobian is not None:
+            found = self.given_jacobian(u, *self._args(u))
+            rows = self.residual(u).shape[-1]
+            if tuple(found.shape) != (*u.shape[:-1], rows, u.shape[-1]):
+                raise ShapeError(
+                    f"The caller's Jacobian has shape {tuple(found.shape)}.",
+                    f"For these points it is {(*u.shape[:-1], rows, u.shape[-1])}.",
+                    "Return one row per residual.",
+                )
+            return found
+        pulled = torch.func.vjp(self.residual, u)
+        value, pullback = pulled[0], pulled[1]
+        rows, variables = value.shape[-1], u.shape[-1]
+        if rows <= variables:
+            unit = torch.eye(rows, dtype=value.dtype, device=value.device)
+            unit = unit.reshape(rows, *[1] * (value.dim() - 1), rows).expand(rows, *value.shape)
+            return torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(unit).movedim(0, -2)
+        unit = torch.eye(variables, dtype=u.dtype, device=u.device)
+        unit = unit.reshape(variables, *[1] * (u.dim() - 1), variables).expand(variables, *u.shape)
+        return torch.func.vmap(lambda x: torch.func.jvp(self.residual, (u,), (x,))[1])(unit).movedim(0, -1)
+
+    def curvature(self, u: Tensor, multiplier: Tensor, x: Tensor) -> Tensor:
+        """``sum_i multiplier_i hess(h_i) x``, one Hessian-vector product per point."""
+
+        def slope(point: Tensor) -> Tensor:
+            return torch.func.grad(lambda p: (multiplier * self.residual(p)).sum())(point)
+
+        return torch.func.jvp(slope, (u.contiguous(),), (x.contiguous(),))[1]
+
+    def scale(self, u: Tensor) -> Tensor:
+        rows = self.jacobian(u).abs()
+        return (rows @ u.abs().unsqueeze(-1)).squeeze(-1).clamp(min=0) + 1e-8 * rows.sum(-1)
+
+    def linear_part(self) -> Constraint:
+        raise ParameterError(
+            "This constraint has no linear part.",
+            "ProbConserv projects on linear equalities alone.",
+            "Join it with the linear law by '&', or use probhard-inf.",
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
+        return type(self)(self.fn, moved, self.given_jacobian)
+
+    def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality:
+        """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``."""
+        picked = []
+        for value in self.args:
+            if isinstance(value, Tensor) and value.dim() > 1:
+                value = value.expand(*lead, value.shape[-1]).reshape(-1, value.shape[-1])[points]
+            picked.append(value)
+        return NonlinearEquality(self.fn, tuple(picked), self.given_jacobian)
+
+    def _args(self, u: Tensor) -> tuple[Any, ...]:
+        """The data in the points' device and dtype."""
+        return tuple(
+            a.to(u.device, u.dtype if a.is_floating_point() else a.dtype) if isinstance(a, Tensor) else a
+            for a in self.args
+        )
+
+    def __and__(self, other: object) -> Any:
+        from probhard.constraints.intersection import join  # it builds on this module
+
+        return join(self, other)
+
+    def __repr__(self) -> str:
+        return f"NonlinearEquality({getattr(self.fn, '__name__', type(self.fn).__name__)})"
+
+
+def check_start(constraint: NonlinearEquality, z: Tensor) -> None:
+    """Raise where the constraint is not a number at the points to be projected."""
+    if not checking():
+        return
+    bad = ~torch.isfinite(constraint.residual(z)).all(-1)
+    if bool(bad.any()):
+        raise ParameterError(
+            f"The constraint function returned NaN or infinity for {int(bad.sum())} of {bad.numel()} points.",
+            "A projection follows its values and derivatives.",
+            "Make it finite for all points: guard logarithms, roots and powers of negative numbers.",
+        )

@@ -1,0 +1,269 @@
+"""One constraint and one metric weight, made ready to project points: linear rows in closed form, the rest by SQP.
+
+A projector returns points, the tangent at them and their status. For ``h(u) = 0`` the points come from ``newton``
+without gradients; these are attached afterwards by the implicit function theorem. With Gauss-Newton curvature (the
+paper's) that is one linear projection with the Jacobian at the solution; with exact curvature the adjoint system
+``(I + P W C) x = P W g`` is solved by conjugate gradients, C the multipliers times the Hessians.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from probhard import newton
+from probhard.constraints.base import Constraint
+from probhard.constraints.intersection import Intersection
+from probhard.constraints.linear import LinearEquality, broadcast_batch
+from probhard.constraints.nonlinear import NonlinearEquality, check_start
+from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.errors import ParameterError, broadcast, checking
+from probhard.structure.base import divide
+from probhard.structure.system import LinearSystem
+from probhard.tangent import DenseTangent, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How a projection went, per point (*samples, *batch)."""
+
+    steps: Tensor
+    residual: Tensor  # relative to the terms that should cancel
+    converged: Tensor  # feasible and, where it was iterated for, stationary
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Projected points with the tangent at them and their status."""
+
+    value: Tensor
+    tangent: Any
+    stats: Stats
+
+
+class Projector(ABC):
+    """Projects points on one constraint under one weight."""
+
+    @abstractmethod
+    def solve(self, z: Tensor) -> Solution:
+        """Project points z (*samples, *batch, n)."""
+
+    @abstractmethod
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Any]:
+        """Status (None if it need not be looked at), mean, root of the variances, and tangent at a mean z."""
+
+
+class LinearProjector(Projector):
+    """``A u = b`` in closed form."""
+
+    def __init__(self, constraint: LinearEquality, weight: Covariance, dense: bool, validate: bool) -> None:
+        self.constraint, self.validate = constraint, validate
+        self.tangent = DenseTangent(constraint.system, weight) if dense else tangent_of(constraint.system, weight)
+        if validate and checking():
+            self.tangent.check()
+
+    def solve(self, z: Tensor) -> Solution:
+        return self._finished(self.tangent.project(z, self.constraint.b))
+
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Any]:
+        mean, scale = self.tangent.moments(z, self.constraint.b, cov)
+        if not (self.validate and self.tangent.conditioned and checking()):
+            return None, mean, scale, self.tangent  # the O(n) sweeps cannot lose feasibility
+        solution = self._finished(mean)
+        return solution, solution.value, scale, self.tangent
+
+    def _finished(self, value: Tensor) -> Solution:
+        """Points with their status; those above rounding get one step of refinement."""
+        residual = self.constraint.relative_violation(value)
+        if checking() and bool((residual > 1e-2 * TOLERANCE[value.dtype]).any()):
+            value = self.tangent.project(value, self.constraint.b)
+            residual = self.constraint.relative_violation(value)
+        steps = torch.ones_like(residual, dtype=torch.int64)
+        return Solution(value, self.tangent, Stats(steps, residual, residual <= TOLERANCE[value.dtype]))
+
+
+class NonlinearProjector(Projector):
+    """``h(u) = 0``, and linear rows that are projected on first and never left."""
+
+    def __init__(
+        self, linear: LinearEquality | None, curved: NonlinearEquality, weight: Covariance, exact: bool, validate: bool
+    ) -> None:
+        self.linear, self.curved, self.exact, self.validate = linear, curved, exact, validate
+        self.weight = weight.to(torch.float64)
+        self.first: Tangent | None = None
+        if linear is not None:
+            self.first = tangent_of(linear.system, self.weight)
+            if validate and checking():
+                self.first.check()
+            if isinstance(self.first, PinnedTangent) and isinstance(self.weight, Diagonal):
+                self.weight = Diagonal(linear.system.at(self.weight.variance).movable(self.weight.variance))
+            else:
+                self.weight = ProjectedCovariance(self.first, self.weight)
+
+    def solve(self, z: Tensor) -> Solution:
+        point = z.to(torch.float64)
+        if self.first is not None and self.linear is not None:
+            point = self.first.project(point, self.linear.b)
+        point = point.expand(broadcast(point.shape, (*self.weight.shape[:-1], point.shape[-1])))
+        if self.validate:
+            check_start(self.curved, point.detach())
+        state = newton.nearest(self.curved, point.detach(), _detached(self.weight))
+        value = self._attached(point, state)
+        converged = (state.residual <= newton.ACCEPTED) & (state.left <= 10 * newton.STATIONARY)
+        residual = state.residual
+        if self.linear is not None:
+            residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
+            converged = converged & (residual <= TOLERANCE[torch.float64])
+        stats = Stats(state.steps, residual, converged)
+        return Solution(value.to(z.dtype), Local(self, value, state), stats)
+
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Any]:
+        solution = self.solve(z)
+        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
+
+    def _attached(self, z: Tensor, state: newton.State) -> Tensor:
+        """The solution with its gradients in z, in the weight and in the constraint's data."""
+        needs = torch.is_grad_enabled() and (
+            z.requires_grad
+            or self.weight.diagonal().requires_grad
+            or any(isinstance(a, Tensor) and a.requires_grad for a in self.curved.args)
+        )
+        if not needs:
+            return state.u
+        rows = self.curved.jacobian(state.u).detach()
+        if not self.exact:
+            tangent = tangent_of(LinearSystem.batched(rows), self.weight)
+            right = (rows @ state.u.unsqueeze(-1)).squeeze(-1) - self.curved.residual(state.u)
+            moved = tangent.project(z, right)
+            return state.u + moved - moved.detach()
+        pulled = _pulled(self.curved, state)
+        first = z - self.weight.apply(pulled) - state.u
+        return cast(Tensor, ImplicitStep.apply(state.u, first, self.curved.residual(state.u), self, state))
+
+
+class Local:
+    """The tangent of a nonlinear projection at its solution; products and variances as of a linear one."""
+
+    def __init__(self, projector: NonlinearProjector, value: Tensor, state: newton.State) -> None:
+        self.projector, self.value, self.state = projector, value, state
+        self._rows: Tangent | None = None
+
+    @property
+    def rows(self) -> Tangent:
+        """The Gauss-Newton tangent ``I - W J^T (J W J^T)^-1 J``; its gradients reach the point through J."""
+        if self._rows is None:
+            rows = self.projector.curved.jacobian(self.value)
+            self._rows = tangent_of(LinearSystem.batched(rows), self.projector.weight)
+        return self._rows
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``P x``, forward mode."""
+        x = x.to(torch.float64)
+        x = x if self.projector.first is None else self.projector.first.apply(x)
+        return self._curved(x) if self.projector.exact else self.rows.apply(x)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        """``P^T x``, reverse mode, with Gauss-Newton curvature."""
+        x = self.rows.transpose(x.to(torch.float64))
+        return x if self.projector.first is None else self.projector.first.transpose(x)
+
+    def variance(self, cov: Covariance) -> Tensor:
+        """``diag(P C P^T)``, (*batch, n)."""
+        cov = cov.to(torch.float64)
+        if self.projector.exact:
+            eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
+            columns = cov.root(eye.reshape(-1, *[1] * (self.value.dim() - 1), cov.root_size))
+            return self.apply(columns.expand(-1, *self.value.shape)).square().sum(0)
+        first = self.projector.first
+        if first is None:
+            return self.rows.variance(cov)
+        if isinstance(first, PinnedTangent) and isinstance(cov, Diagonal):
+            return self.rows.variance(Diagonal(first.system.free(cov.variance)))
+        return self.rows.variance(ProjectedCovariance(first, cov))
+
+    def _curved(self, x: Tensor) -> Tensor:
+        """``du*/dz x`` with exact curvature: ``(I + P W C) y = P x``."""
+        weight = self.projector.weight
+        if not isinstance(weight, Diagonal):
+            raise ParameterError(
+                "curvature='exact' got a metric that couples variables.",
+                "Its forward products divide by the weights.",
+                "Use curvature='gauss-newton', or a diagonal covariance or metric.",
+            )
+        shape = x.shape
+        near, bend = _at_solution(self.projector, self.state, x)
+        dual = near.dual(divide(x, weight.variance.expand(shape)))
+        return newton.tangential(near, _detached(weight), bend, dual)[0]
+
+
+class ImplicitStep(torch.autograd.Function):
+    """The solution as a function of ``z - W J^T l - u`` and of h: value u, adjoint by the exact KKT system."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, first: Tensor, h: Tensor, projector: Any, state: Any) -> Tensor:
+        """Return u; remember where it was found."""
+        ctx.projector, ctx.state = projector, state
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Solve ``(I + P W C) x = P W g``; pull ``g - C x`` back."""
+        (g,) = gradients
+        near, bend = _at_solution(ctx.projector, ctx.state, g)
+        x = newton.tangential(near, _detached(ctx.projector.weight), bend, near.dual(g))[0]
+        rest = g - bend(x)
+        pushed = (near.pushed @ rest.unsqueeze(-1)).squeeze(-1)
+        return None, near.dual(rest), -near.multiplier(pushed), None, None
+
+
+def _at_solution(projector: NonlinearProjector, state: newton.State, like: Tensor) -> tuple[newton.Linearised, Any]:
+    """The linearised constraint at the solution and the product with ``C``, for vectors like ``like``."""
+    near = newton.Linearised.at(projector.curved, state.u, _detached(projector.weight))
+
+    def bend(x: Tensor) -> Tensor:
+        u, multiplier = state.u.expand(x.shape), state.multiplier
+        return projector.curved.curvature(u, multiplier.expand(*x.shape[:-1], -1), x)
+
+    return near, bend
+
+
+def _pulled(curved: NonlinearEquality, state: newton.State) -> Tensor:
+    """``J(u)^T l`` at the solution, attached to the constraint's data."""
+
+    def weighted(u: Tensor) -> Tensor:
+        return (state.multiplier * curved.residual(u)).sum()
+
+    return torch.func.grad(weighted)(state.u)
+
+
+def _detached(weight: Covariance) -> Covariance:
+    """The weight without gradients."""
+    if isinstance(weight, Diagonal):
+        return Diagonal(weight.variance.detach())
+    return weight
+
+
+def projector_of(
+    constraint: Constraint, z: Tensor, weight: Covariance, *, exact: bool, dense: bool, validate: bool
+) -> Projector:
+    """The projector of a constraint for points like z."""
+    if isinstance(constraint, Constraint):
+        constraint.check_event(z, "The distribution")
+    if isinstance(constraint, LinearEquality):
+        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
+        return LinearProjector(constraint, weight, dense, validate)
+    if isinstance(constraint, NonlinearEquality):
+        return NonlinearProjector(None, constraint, weight, exact, validate)
+    if isinstance(constraint, Intersection):
+        return NonlinearProjector(constraint.linear, constraint.nonlinear, weight, exact, validate)
+    raise ParameterError(
+        f"DPPL got a {type(constraint).__name__} as its constraint.",
+        "It projects onto linear and nonlinear equalities.",
+        "Pass a LinearEquality, a Hierarchy, a Conservation, a NonlinearEquality, or several joined by '&'.",
+    )
