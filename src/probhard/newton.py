@@ -19,7 +19,8 @@ from torch import Tensor
 
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.covariance import Covariance, Diagonal
-from probhard.structure.dense import cholesky_solve
+from probhard.structure.system import LinearSystem
+from probhard.tangent import Tangent, tangent_of
 
 FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
@@ -28,6 +29,7 @@ QUICK = 6  # steps for all points; then, for those not finished, rounds of some 
 SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))
 HALVINGS = 12
 CONJUGATE = 30
+SADDLE = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,47 +48,45 @@ class State:
 
 @dataclass(frozen=True)
 class Linearised:
-    """The constraint linearised at u: residual, rows, ``J W`` and the factor of ``M``."""
+    """The constraint linearised at u: its residual, and the tangent of its rows under the weight."""
 
     h: Tensor
-    rows: Tensor  # J, (*lead, q, n)
-    pushed: Tensor  # J W
-    lower: Tensor
+    tangent: Tangent
+    weight: Covariance
     regular: Tensor  # (*lead,)
 
     @classmethod
     def at(cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance) -> Linearised:
         """Evaluate the constraint and factor its Schur complement."""
-        h, rows = constraint.residual(u), constraint.jacobian(u)
-        pushed = weight.apply(rows.movedim(-2, 0)).movedim(0, -2)
-        matrix = rows @ pushed.mT
-        corner = matrix.diagonal(dim1=-2, dim2=-1)
-        ridge = 1e-14 * corner.amax(-1, keepdim=True).clamp(min=1e-300)
-        lower, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(ridge.expand_as(corner)))
-        smallest = lower.diagonal(dim1=-2, dim2=-1).amin(-1).square()
-        regular = (info == 0) & (smallest > 1e-12 * corner.amax(-1)) & torch.isfinite(h).all(-1)
-        identity = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
-        return cls(h, rows, pushed, torch.where(regular[..., None, None], lower, identity), regular)
+        h = constraint.residual(u)
+        tangent = tangent_of(LinearSystem.of_structure(constraint.rows(u)), weight)
+        pivots = tangent.pivots().expand(*h.shape[:-1], -1)
+        regular = (pivots.amin(-1) > 1e-7 * pivots.amax(-1)) & torch.isfinite(h).all(-1)
+        return cls(h, tangent, weight, regular)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """``J x``."""
+        return self.tangent.core.apply(x)
 
     def multiplier(self, r: Tensor) -> Tensor:
-        """``M^-1 r``."""
-        return cholesky_solve(self.lower, r)
+        """``M^-1 r``; 0 where M is singular."""
+        return torch.where(self.regular.unsqueeze(-1), self.tangent.multiplier(r), 0.0)
 
     def move(self, multiplier: Tensor) -> Tensor:
         """``W J^T l``."""
-        return (self.pushed.mT @ multiplier.unsqueeze(-1)).squeeze(-1)
+        return self.weight.apply(self.pull(multiplier))
 
     def pull(self, multiplier: Tensor) -> Tensor:
         """``J^T l``."""
-        return (self.rows.mT @ multiplier.unsqueeze(-1)).squeeze(-1)
+        return self.tangent.core.transpose(multiplier)
 
     def dual(self, v: Tensor) -> Tensor:
         """``P^T v``: what is left of a dual vector on the tangent space."""
-        return v - self.pull(self.multiplier((self.pushed @ v.unsqueeze(-1)).squeeze(-1)))
+        return v - self.pull(self.multiplier(self.rows(self.weight.apply(v))))
 
     def relative(self, u: Tensor) -> Tensor:
         """Largest residual relative to the terms that should cancel, (*lead,)."""
-        size = (self.rows.abs() @ u.abs().unsqueeze(-1)).squeeze(-1) + 1e-8 * self.rows.abs().sum(-1)
+        size = self.tangent.core.magnitude(u) + 1e-8 * self.tangent.core.magnitude(torch.ones_like(u))
         return (self.h.abs() / size.clamp(min=1e-300)).amax(-1).nan_to_num(torch.inf)
 
 
@@ -96,10 +96,14 @@ def nearest(
     z: Tensor,  # (*lead, n), float64
     weight: Covariance,
     start: Tensor | None = None,  # (*lead, n), a warm start
+    hessian: bool = False,
 ) -> State:
-    """The nearest feasible points; elements that are finished early are left alone."""
+    """The nearest feasible points; elements that are finished early are left alone.
+
+    With ``hessian`` the exact Hessian is used from the first step on, not only for points that are slow.
+    """
     state = _begin(constraint, z, weight, start)
-    state = _run(constraint, z, weight, state, QUICK, exact=False)
+    state = _run(constraint, z, weight, state, QUICK, exact=hessian)
     if not isinstance(weight, Diagonal) or z.dim() < 2:
         for steps, exact in SLOW:
             state = _run(constraint, z, weight, state, steps, exact)
@@ -124,7 +128,7 @@ def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: 
     multiplier = torch.zeros_like(near.h)
     y = torch.zeros_like(z)
     if start is not None:  # a full step first: Q (u - z) of an arbitrary point would need Q
-        multiplier = near.multiplier(near.h + (near.rows @ (z - point).unsqueeze(-1)).squeeze(-1))
+        multiplier = near.multiplier(near.h + near.rows(z - point))
         point, y = z - near.move(multiplier), -near.pull(multiplier)
     done = torch.zeros_like(zero, dtype=torch.bool)
     steps = torch.full_like(zero, 0 if start is None else 1, dtype=torch.int64)
@@ -148,7 +152,7 @@ def _run(constraint: NonlinearEquality, z: Tensor, weight: Covariance, state: St
 
 def _measured(near: Linearised, z: Tensor, state: State) -> tuple[State, Tensor, Tensor]:
     """The full step (and its image under Q), and who is finished."""
-    multiplier = near.multiplier(near.h + (near.rows @ (z - state.u).unsqueeze(-1)).squeeze(-1))
+    multiplier = near.multiplier(near.h + near.rows(z - state.u))
     step = z - near.move(multiplier) - state.u
     slope = -near.pull(multiplier) - state.y
     size = state.u.norm(dim=-1) + z.norm(dim=-1)
@@ -190,9 +194,10 @@ def _advance(
         for corrected in (False, True) if halving == 0 else (False,):
             trusted = open_
             if corrected:  # for the curvature of h, which makes good full steps look bad; not for leaps
-                trusted = open_ & (h.abs().sum(-1) <= 2 * infeasible)
                 extra = near.multiplier(h)
-                trial_u, trial_y = trial_u - near.move(extra), trial_y - near.pull(extra)
+                bent = near.move(extra)
+                trusted = open_ & (bent.norm(dim=-1) <= 0.3 * step.norm(dim=-1))
+                trial_u, trial_y = trial_u - bent, trial_y - near.pull(extra)
                 h = constraint.residual(trial_u)
             good = trusted & (merit(trial_u, trial_y, h) <= before + 1e-4 * length * descent + slack)
             u = torch.where(good.unsqueeze(-1), trial_u, u)
@@ -238,8 +243,11 @@ def _newton_step(
 
     target = near.dual(-state.y - bend(d))
     found, image, ok = tangential(near, weight, bend, target)
-    use = (ok & near.regular).unsqueeze(-1)
-    return torch.where(use, d + found, step), torch.where(use, d_dual + image, slope)
+    # at a saddle the plain step creeps away from it: stretch its tangential part
+    far, far_dual = d + SADDLE * (step - d), d_dual + SADDLE * (slope - d_dual)
+    use, plain = ok.unsqueeze(-1), ~near.regular.unsqueeze(-1)
+    step = torch.where(plain, step, torch.where(use, d + found, far))
+    return step, torch.where(plain, slope, torch.where(use, d_dual + image, far_dual))
 
 
 def tangential(near: Linearised, weight: Covariance, bend: object, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,8 +24,8 @@ from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
 from probhard.distribution import LocationScale, Marginals, as_location_scale
 from probhard.errors import ConvergenceError, ParameterError, ShapeError, check_choice, checking
 from probhard.metric import Metric, as_metric
-from probhard.projector import Projector, Solution, Stats, projector_of
-from probhard.tangent import ProjectedCovariance
+from probhard.projector import Options, Projector, Solution, Stats, projector_of
+from probhard.tangent import Differential, ProjectedCovariance
 
 COVARIANCES = ("auto", "delta", "censored", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
@@ -40,10 +40,11 @@ class DPPL(nn.Module):
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
         covariance: ``"auto"`` and ``"delta"`` use the exact tangent for equalities; ``"monte-carlo"`` takes moments
             from fixed antithetic draws; ``"keep"`` leaves the covariance, and promises nothing about draws.
-        curvature: ``"gauss-newton"`` or ``"exact"``; the same for linear constraints.
+        curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"``, the paper's, or ``"exact"``.
         on_failure: What to do with draws that are not feasible: ``"raise"``, ``"flag"`` or ``"resample"``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
-        solver: None chooses from the structure; ``"dense"`` ignores it.
+        solver: None chooses; ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in
+            every step of a nonlinear projection, where the default does so only for points that are slow.
         draws: Number of fixed draws of ``"monte-carlo"``.
     """
 
@@ -62,7 +63,7 @@ class DPPL(nn.Module):
         check_choice("curvature", curvature, CURVATURES)
         check_choice("on_failure", on_failure, FAILURES)
         if solver is not None:
-            check_choice("solver", solver, ("dense",))
+            check_choice("solver", solver, ("dense", "newton"))
         self.metric = as_metric(metric)
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
@@ -89,13 +90,16 @@ class DPPL(nn.Module):
             return LocationScale(mean, base.cov, base.family, validate_args=False)
         return Projected(base, constraint, self, projector, mean, tangent, scale, solution)
 
-    def project(self, z: Tensor, constraint: Constraint, dist: Any = None) -> Solution:
-        """Project points z (*samples, *batch, n); ``dist`` gives the oblique metric its covariance."""
+    def project(self, z: Tensor, constraint: Constraint, dist: Any = None, start: Tensor | None = None) -> Solution:
+        """Project points z (*samples, *batch, n).
+
+        ``dist`` gives the oblique metric its covariance; ``start`` is a guess of the answer for nonlinear constraints.
+        """
         if self.validate_args and checking():
             check_finite("The point", z)
         cov = None if dist is None else as_location_scale(dist, validate_args=False).cov
         with _no_autocast(z):
-            return self._checked(self._projector(z, cov, constraint).solve(z))
+            return self._checked(self._projector(z, cov, constraint).solve(z, start))
 
     def project_samples(self, samples: Tensor, constraint: Constraint) -> Solution:
         """Project an empirical law, samples (S, *batch, n); the oblique metric takes their own variances."""
@@ -130,8 +134,10 @@ class DPPL(nn.Module):
         if cov is not None:
             _check_cov(z, cov)
         weight = self.metric.weight(z, cov)
-        options = {"exact": self.curvature == "exact", "dense": self.solver == "dense", "validate": self.validate_args}
-        return projector_of(constraint, z, weight, **options)
+        options = Options(
+            self.curvature == "exact", self.solver == "dense", self.solver == "newton", self.validate_args
+        )
+        return projector_of(constraint, z, weight, options)
 
     def _checked(self, solution: Solution) -> Solution:
         self._check(solution.stats)
@@ -172,7 +178,7 @@ class Projected(td.Distribution):
         layer: DPPL,
         projector: Projector,
         mean: Tensor,
-        tangent: Any,
+        tangent: Differential,
         scale: Tensor | None = None,
         solution: Solution | None = None,
     ) -> None:

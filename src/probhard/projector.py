@@ -24,7 +24,7 @@ from probhard.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.errors import ParameterError, broadcast, checking
 from probhard.structure.base import divide
 from probhard.structure.system import LinearSystem
-from probhard.tangent import DenseTangent, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
+from probhard.tangent import DenseTangent, Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
 
@@ -43,7 +43,7 @@ class Solution:
     """Projected points with the tangent at them and their status."""
 
     value: Tensor
-    tangent: Any
+    tangent: Differential
     stats: Stats
 
 
@@ -51,27 +51,45 @@ class Projector(ABC):
     """Projects points on one constraint under one weight."""
 
     @abstractmethod
-    def solve(self, z: Tensor) -> Solution:
-        """Project points z (*samples, *batch, n)."""
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        """Project points z (*samples, *batch, n); ``start`` is a guess of the answer, where it is iterated for."""
 
     @abstractmethod
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Any]:
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         """Status (None if it need not be looked at), mean, root of the variances, and tangent at a mean z."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a layer wants its projections done.
+
+    Args:
+        exact: Exact curvature in derivatives.
+        dense: Ignore the structure of linear rows.
+        hessian: Exact Hessians in every step of a nonlinear projection.
+        validate: Check values in eager mode.
+    """
+
+    exact: bool = False
+    dense: bool = False
+    hessian: bool = False
+    validate: bool = True
 
 
 class LinearProjector(Projector):
     """``A u = b`` in closed form."""
 
-    def __init__(self, constraint: LinearEquality, weight: Covariance, dense: bool, validate: bool) -> None:
-        self.constraint, self.validate = constraint, validate
-        self.tangent = DenseTangent(constraint.system, weight) if dense else tangent_of(constraint.system, weight)
-        if validate and checking():
+    def __init__(self, constraint: LinearEquality, weight: Covariance, options: Options) -> None:
+        self.constraint, self.validate = constraint, options.validate
+        make = DenseTangent if options.dense else tangent_of
+        self.tangent = make(constraint.system, weight)
+        if options.validate and checking():
             self.tangent.check()
 
-    def solve(self, z: Tensor) -> Solution:
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         return self._finished(self.tangent.project(z, self.constraint.b))
 
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Any]:
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         mean, scale = self.tangent.moments(z, self.constraint.b, cov)
         if not (self.validate and self.tangent.conditioned and checking()):
             return None, mean, scale, self.tangent  # the O(n) sweeps cannot lose feasibility
@@ -92,28 +110,36 @@ class NonlinearProjector(Projector):
     """``h(u) = 0``, and linear rows that are projected on first and never left."""
 
     def __init__(
-        self, linear: LinearEquality | None, curved: NonlinearEquality, weight: Covariance, exact: bool, validate: bool
+        self,
+        linear: LinearEquality | None,
+        curved: NonlinearEquality,
+        weight: Covariance,
+        options: Options,
     ) -> None:
-        self.linear, self.curved, self.exact, self.validate = linear, curved, exact, validate
+        self.linear, self.curved, self.options = linear, curved, options
+        self.exact = options.exact
         self.weight = weight.to(torch.float64)
         self.first: Tangent | None = None
         if linear is not None:
             self.first = tangent_of(linear.system, self.weight)
-            if validate and checking():
+            if options.validate and checking():
                 self.first.check()
             if isinstance(self.first, PinnedTangent) and isinstance(self.weight, Diagonal):
                 self.weight = Diagonal(linear.system.at(self.weight.variance).movable(self.weight.variance))
             else:
                 self.weight = ProjectedCovariance(self.first, self.weight)
 
-    def solve(self, z: Tensor) -> Solution:
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         point = z.to(torch.float64)
         if self.first is not None and self.linear is not None:
             point = self.first.project(point, self.linear.b)
         point = point.expand(broadcast(point.shape, (*self.weight.shape[:-1], point.shape[-1])))
-        if self.validate:
+        if self.options.validate:
             check_start(self.curved, point.detach())
-        state = newton.nearest(self.curved, point.detach(), _detached(self.weight))
+        guess = None if start is None else start.detach().to(torch.float64).expand(point.shape)
+        if guess is not None and self.first is not None and self.linear is not None:
+            guess = self.first.project(guess, self.linear.b).detach()
+        state = newton.nearest(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
         value = self._attached(point, state)
         converged = (state.residual <= newton.ACCEPTED) & (state.left <= 10 * newton.STATIONARY)
         residual = state.residual
@@ -123,7 +149,7 @@ class NonlinearProjector(Projector):
         stats = Stats(state.steps, residual, converged)
         return Solution(value.to(z.dtype), Local(self, value, state), stats)
 
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Any]:
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         solution = self.solve(z)
         return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
@@ -136,45 +162,51 @@ class NonlinearProjector(Projector):
         )
         if not needs:
             return state.u
-        rows = self.curved.jacobian(state.u).detach()
         if not self.exact:
-            tangent = tangent_of(LinearSystem.batched(rows), self.weight)
-            right = (rows @ state.u.unsqueeze(-1)).squeeze(-1) - self.curved.residual(state.u)
-            moved = tangent.project(z, right)
+            with torch.no_grad():
+                rows = self.curved.rows(state.u)
+            tangent = tangent_of(LinearSystem.of_structure(rows), self.weight)
+            moved = tangent.project(z, rows.apply(state.u) - self.curved.residual(state.u))
             return state.u + moved - moved.detach()
         pulled = _pulled(self.curved, state)
         first = z - self.weight.apply(pulled) - state.u
         return cast(Tensor, ImplicitStep.apply(state.u, first, self.curved.residual(state.u), self, state))
 
 
-class Local:
-    """The tangent of a nonlinear projection at its solution; products and variances as of a linear one."""
+class Local(Differential):
+    """The tangent of a nonlinear projection at its solution, the linear rows' tangent applied first."""
 
     def __init__(self, projector: NonlinearProjector, value: Tensor, state: newton.State) -> None:
         self.projector, self.value, self.state = projector, value, state
         self._rows: Tangent | None = None
 
     @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
+
+    @property
     def rows(self) -> Tangent:
         """The Gauss-Newton tangent ``I - W J^T (J W J^T)^-1 J``; its gradients reach the point through J."""
         if self._rows is None:
-            rows = self.projector.curved.jacobian(self.value)
-            self._rows = tangent_of(LinearSystem.batched(rows), self.projector.weight)
+            rows = self.projector.curved.rows(self.value)
+            self._rows = tangent_of(LinearSystem.of_structure(rows), self.projector.weight)
         return self._rows
 
     def apply(self, x: Tensor) -> Tensor:
-        """``P x``, forward mode."""
         x = x.to(torch.float64)
         x = x if self.projector.first is None else self.projector.first.apply(x)
         return self._curved(x) if self.projector.exact else self.rows.apply(x)
 
     def transpose(self, x: Tensor) -> Tensor:
-        """``P^T x``, reverse mode, with Gauss-Newton curvature."""
+        if self.projector.exact:
+            near, bend = _at_solution(self.projector, self.state)
+            y = newton.tangential(near, _detached(self.projector.weight), bend, near.dual(x.to(torch.float64)))[0]
+            x = near.dual(x - bend(y))
+            return x if self.projector.first is None else self.projector.first.transpose(x)
         x = self.rows.transpose(x.to(torch.float64))
         return x if self.projector.first is None else self.projector.first.transpose(x)
 
     def variance(self, cov: Covariance) -> Tensor:
-        """``diag(P C P^T)``, (*batch, n)."""
         cov = cov.to(torch.float64)
         if self.projector.exact:
             eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
@@ -197,7 +229,7 @@ class Local:
                 "Use curvature='gauss-newton', or a diagonal covariance or metric.",
             )
         shape = x.shape
-        near, bend = _at_solution(self.projector, self.state, x)
+        near, bend = _at_solution(self.projector, self.state)
         dual = near.dual(divide(x, weight.variance.expand(shape)))
         return newton.tangential(near, _detached(weight), bend, dual)[0]
 
@@ -215,15 +247,15 @@ class ImplicitStep(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Solve ``(I + P W C) x = P W g``; pull ``g - C x`` back."""
         (g,) = gradients
-        near, bend = _at_solution(ctx.projector, ctx.state, g)
+        near, bend = _at_solution(ctx.projector, ctx.state)
         x = newton.tangential(near, _detached(ctx.projector.weight), bend, near.dual(g))[0]
         rest = g - bend(x)
-        pushed = (near.pushed @ rest.unsqueeze(-1)).squeeze(-1)
-        return None, near.dual(rest), -near.multiplier(pushed), None, None
+        pushed = near.multiplier(near.rows(near.weight.apply(rest)))
+        return None, near.dual(rest), -pushed, None, None
 
 
-def _at_solution(projector: NonlinearProjector, state: newton.State, like: Tensor) -> tuple[newton.Linearised, Any]:
-    """The linearised constraint at the solution and the product with ``C``, for vectors like ``like``."""
+def _at_solution(projector: NonlinearProjector, state: newton.State) -> tuple[newton.Linearised, Any]:
+    """The linearised constraint at the solution and the product with ``C``."""
     near = newton.Linearised.at(projector.curved, state.u, _detached(projector.weight))
 
     def bend(x: Tensor) -> Tensor:
@@ -249,19 +281,17 @@ def _detached(weight: Covariance) -> Covariance:
     return weight
 
 
-def projector_of(
-    constraint: Constraint, z: Tensor, weight: Covariance, *, exact: bool, dense: bool, validate: bool
-) -> Projector:
+def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options: Options) -> Projector:
     """The projector of a constraint for points like z."""
     if isinstance(constraint, Constraint):
         constraint.check_event(z, "The distribution")
     if isinstance(constraint, LinearEquality):
         broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
-        return LinearProjector(constraint, weight, dense, validate)
+        return LinearProjector(constraint, weight, options)
     if isinstance(constraint, NonlinearEquality):
-        return NonlinearProjector(None, constraint, weight, exact, validate)
+        return NonlinearProjector(None, constraint, weight, options)
     if isinstance(constraint, Intersection):
-        return NonlinearProjector(constraint.linear, constraint.nonlinear, weight, exact, validate)
+        return NonlinearProjector(constraint.linear, constraint.nonlinear, weight, options)
     raise ParameterError(
         f"DPPL got a {type(constraint).__name__} as its constraint.",
         "It projects onto linear and nonlinear equalities.",

@@ -35,7 +35,28 @@ class Identity(Diagonal):
         return cls(torch.ones(x.shape[-1], dtype=x.dtype, device=x.device))
 
 
-class Tangent(ABC):
+class Differential(ABC):
+    """``du*/dz`` at a solution, by its products."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """``(*batch, n)`` of the points that it belongs to, as far as it depends on them."""
+
+    @abstractmethod
+    def apply(self, x: Tensor) -> Tensor:
+        """``P x``, forward mode."""
+
+    @abstractmethod
+    def transpose(self, x: Tensor) -> Tensor:
+        """``P^T x``, reverse mode."""
+
+    @abstractmethod
+    def variance(self, cov: Covariance) -> Tensor:
+        """``diag(P C P^T)``, (*batch, n)."""
+
+
+class Tangent(Differential):
     """``P`` for one system of rows and one weight; ``dtype`` is the precision of its solves."""
 
     system: LinearSystem
@@ -61,6 +82,10 @@ class Tangent(ABC):
         return True
 
     @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    @property
     def dtype(self) -> torch.dtype:
         """Working precision."""
         return self.weight.dtype
@@ -80,7 +105,6 @@ class Tangent(ABC):
         return self.project(z, b), safe_sqrt(self.variance(cov))
 
     def apply(self, x: Tensor) -> Tensor:
-        """``P x``, forward mode."""
         free = self.system.free(x.to(self.dtype))
         return self._exact(self._nearest(free, free.new_zeros(self.core.rows))).to(x.dtype)
 
@@ -93,13 +117,11 @@ class Tangent(ABC):
         return z - self.weight.apply(self.core.transpose(self.multiplier(self.core.apply(z) - b)))
 
     def transpose(self, x: Tensor) -> Tensor:
-        """``P^T x``, reverse mode."""
         y = self._exact(x.to(self.dtype))
         pushed = self.core.transpose(self.multiplier(self.core.apply(self.weight.apply(y))))
         return self.system.free(y - pushed).to(x.dtype)
 
     def variance(self, cov: Covariance) -> Tensor:
-        """``diag(P C P^T)``, (*batch, n)."""
         return self._exact(self._variance(cov)).to(cov.dtype)
 
     def _columns(self, matrix: Tensor) -> Tensor:
@@ -316,13 +338,13 @@ def _held(system: LinearSystem, weight: LowRank) -> tuple[Tensor, Tensor]:
 class ProjectedCovariance(Covariance):
     """``diag(s) P C P^T diag(s)``, singular and never formed; s is 1 unless the law was rescaled."""
 
-    tangent: Tangent
+    tangent: Differential
     base: Covariance
     scale: Tensor | float = 1.0
 
     @property
     def shape(self) -> torch.Size:
-        return broadcast(self.base.shape, self.tangent.weight.shape)
+        return broadcast(self.base.shape, self.tangent.shape)
 
     @property
     def root_size(self) -> int:

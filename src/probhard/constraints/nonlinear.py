@@ -10,6 +10,9 @@ from torch import Tensor
 
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError, checking
+from probhard.structure.base import Structure
+from probhard.structure.dense import DenseRows
+from probhard.structure.pattern import Pattern
 
 
 class NonlinearEquality(Constraint):
@@ -18,7 +21,9 @@ class NonlinearEquality(Constraint):
     Args:
         fn: Maps u (*batch, n) and this batch's data to residuals (*batch, q). Elements of the batch must not mix.
         args: This batch's data. Tensors broadcast with (*batch, ...), their last dimension being their own.
-        jacobian: Maps the same arguments to (*batch, q, n); by torch.func if not given.
+        jacobian: Maps the same arguments to (*batch, q, n), or with a pattern to its entries (*batch, k); by
+            torch.func if not given.
+        pattern: Where the Jacobian may be non-zero: rows that touch few variables, blocks, bands.
     """
 
     def __init__(
@@ -26,6 +31,7 @@ class NonlinearEquality(Constraint):
         fn: Callable[..., Tensor],
         args: tuple[Any, ...] = (),
         jacobian: Callable[..., Tensor] | None = None,
+        pattern: Pattern | None = None,
     ) -> None:
         if not callable(fn):
             raise ParameterError(
@@ -33,7 +39,7 @@ class NonlinearEquality(Constraint):
                 "It must map u (*batch, n) to residuals (*batch, q).",
                 "Pass a function of torch tensors.",
             )
-        self.fn, self.args, self.given_jacobian = fn, tuple(args), jacobian
+        self.fn, self.args, self.given_jacobian, self.pattern = fn, tuple(args), jacobian, pattern
 
     @property
     def variables(self) -> int | None:
@@ -55,28 +61,50 @@ class NonlinearEquality(Constraint):
             )
         return found
 
+    def rows(self, u: Tensor) -> Structure:
+        """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
+        if self.pattern is None:
+            return DenseRows(self.jacobian(u))
+        return self.pattern.structure(self._entries(u))
+
     def jacobian(self, u: Tensor) -> Tensor:
         """``dh/du`` (*batch, q, n): the caller's, or min(q, n) vector products by torch.func."""
+        if self.pattern is not None:
+            return self.rows(u).dense()
         if self.given_jacobian is not None:
-            found = self.given_jacobian(u, *self._args(u))
             rows = self.residual(u).shape[-1]
-            if tuple(found.shape) != (*u.shape[:-1], rows, u.shape[-1]):
-                raise ShapeError(
-                    f"The caller's Jacobian has shape {tuple(found.shape)}.",
-                    f"For these points it is {(*u.shape[:-1], rows, u.shape[-1])}.",
-                    "Return one row per residual.",
-                )
-            return found
-        pulled = torch.func.vjp(self.residual, u)
-        value, pullback = pulled[0], pulled[1]
-        rows, variables = value.shape[-1], u.shape[-1]
+            return self._given(u, (*u.shape[:-1], rows, u.shape[-1]))
+        rows, variables = self.residual(u).shape[-1], u.shape[-1]
         if rows <= variables:
-            unit = torch.eye(rows, dtype=value.dtype, device=value.device)
-            unit = unit.reshape(rows, *[1] * (value.dim() - 1), rows).expand(rows, *value.shape)
-            return torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(unit).movedim(0, -2)
+            return self._pullbacks(u, torch.eye(rows, dtype=u.dtype, device=u.device)).movedim(0, -2)
         unit = torch.eye(variables, dtype=u.dtype, device=u.device)
         unit = unit.reshape(variables, *[1] * (u.dim() - 1), variables).expand(variables, *u.shape)
         return torch.func.vmap(lambda x: torch.func.jvp(self.residual, (u,), (x,))[1])(unit).movedim(0, -1)
+
+    def _entries(self, u: Tensor) -> Tensor:
+        """The Jacobian's entries (*batch, k) on the pattern: the caller's, or one vector product per colour."""
+        assert self.pattern is not None
+        if self.given_jacobian is not None:
+            return self._given(u, (*u.shape[:-1], len(self.pattern.row)))
+        return self.pattern.gathered(self._pullbacks(u, self.pattern.seeds(u)))
+
+    def _given(self, u: Tensor, shape: tuple[int, ...]) -> Tensor:
+        assert self.given_jacobian is not None
+        found = self.given_jacobian(u, *self._args(u))
+        if tuple(found.shape) != shape:
+            raise ShapeError(
+                f"The caller's Jacobian has shape {tuple(found.shape)}.",
+                f"For these points it is {shape}.",
+                "Return one row per residual, or one value per entry of the pattern.",
+            )
+        return found
+
+    def _pullbacks(self, u: Tensor, seeds: Tensor) -> Tensor:
+        """``J^T s`` (k, *batch, n) for seeds (k, q), each used for all points."""
+        pulled = torch.func.vjp(self.residual, u)
+        value, pullback = pulled[0], pulled[1]
+        seeds = seeds.reshape(len(seeds), *[1] * (value.dim() - 1), -1).expand(len(seeds), *value.shape)
+        return torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(seeds)
 
     def curvature(self, u: Tensor, multiplier: Tensor, x: Tensor) -> Tensor:
         """``sum_i multiplier_i hess(h_i) x``, one Hessian-vector product per point."""
@@ -87,8 +115,8 @@ class NonlinearEquality(Constraint):
         return torch.func.jvp(slope, (u.contiguous(),), (x.contiguous(),))[1]
 
     def scale(self, u: Tensor) -> Tensor:
-        rows = self.jacobian(u).abs()
-        return (rows @ u.abs().unsqueeze(-1)).squeeze(-1).clamp(min=0) + 1e-8 * rows.sum(-1)
+        rows = self.rows(u)
+        return rows.magnitude(u) + 1e-8 * rows.magnitude(torch.ones_like(u))
 
     def linear_part(self) -> Constraint:
         raise ParameterError(
@@ -99,7 +127,7 @@ class NonlinearEquality(Constraint):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
-        return type(self)(self.fn, moved, self.given_jacobian)
+        return type(self)(self.fn, moved, self.given_jacobian, self.pattern)
 
     def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality:
         """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``."""
@@ -108,7 +136,7 @@ class NonlinearEquality(Constraint):
             if isinstance(value, Tensor) and value.dim() > 1:
                 value = value.expand(*lead, value.shape[-1]).reshape(-1, value.shape[-1])[points]
             picked.append(value)
-        return NonlinearEquality(self.fn, tuple(picked), self.given_jacobian)
+        return NonlinearEquality(self.fn, tuple(picked), self.given_jacobian, self.pattern)
 
     def _args(self, u: Tensor) -> tuple[Any, ...]:
         """The data in the points' device and dtype."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +29,12 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 def segment_sum(x: Tensor, segment: Tensor, count: int) -> Tensor:
     """Sums of x (..., k) over equal entries of ``segment`` (k,), as (..., count)."""
     return x.new_zeros(*x.shape[:-1], count).index_add(-1, segment, x)
+
+
+def columns_of(product: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor:
+    """The matrix (*batch, p, size) of a product; ``like`` (*batch, ...) gives batch dimensions, dtype and device."""
+    identity = torch.eye(size, dtype=like.dtype, device=like.device)
+    return product(identity.reshape(size, *[1] * (like.dim() - 1), size)).movedim(0, -1)
 
 
 class OnDevice:
@@ -132,6 +139,10 @@ class Structure(OnDevice, ABC):
     def dense(self) -> Tensor:
         """A itself, (*batch, q, n)."""
 
+    @abstractmethod
+    def magnitude(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, the scale against which a residual is rounding."""
+
 
 class SparseMap(OnDevice):
     """A sparse matrix by its entries: ``apply`` and ``transpose`` gather, multiply and add."""
@@ -152,8 +163,8 @@ class SparseMap(OnDevice):
         return segment_sum(y.index_select(-1, self.row) * self.value, self.column, self.variables)
 
     def dense(self) -> Tensor:
-        """A itself, (q, n)."""
-        return self.apply(torch.eye(self.variables, dtype=self.value.dtype, device=self.value.device)).mT
+        """A itself, (*batch, q, n)."""
+        return columns_of(self.apply, self.variables, self.value)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, the scale against which a residual is rounding."""
@@ -201,3 +212,6 @@ class Mapped(Structure):
 
     def dense(self) -> Tensor:
         return self.map.dense()
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        return self.map.magnitude(x)

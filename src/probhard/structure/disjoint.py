@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probhard.covariance import safe_sqrt
 from probhard.errors import broadcast, checking
-from probhard.structure.base import Factor, Structure, divide, segment_sum
+from probhard.structure.base import Factor, Structure, columns_of, divide, segment_sum
 from probhard.structure.moments import FixedMoments, ObliqueMoments
 
 
@@ -56,6 +56,14 @@ class DisjointRows(Structure):
         return cls(torch.from_numpy(coefficient), rows, None if regular else torch.from_numpy(group))
 
     @property
+    def batch_dims(self) -> int:
+        return self.coefficient.dim() - 1
+
+    @property
+    def constant(self) -> bool:
+        return self.batch_dims == 0 and not self.coefficient.requires_grad
+
+    @property
     def algorithm(self) -> str:
         return f"disjoint rows ({self.rows}), elementwise"
 
@@ -92,7 +100,7 @@ class DisjointRows(Structure):
         return self.join(self.split_coefficient() * self.spread(y))
 
     def dense(self) -> Tensor:
-        return self.apply(torch.eye(self.variables).to(self.coefficient)).mT
+        return columns_of(self.apply, self.variables, self.coefficient)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``."""

@@ -11,6 +11,9 @@ S it is ``s_i - 2 w_i s_i q_i(Z) + w_i^2 q_i(N)`` with ``N = Z A S A^T Z``, the 
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -28,23 +31,36 @@ class Assembly(OnDevice):
 
     def __init__(self, matrix: sp.csr_array, plan: Plan) -> None:
         columns = sp.csc_array(matrix)
+        place = sp.csr_array(matrix)  # the position of every entry among the rows' entries
+        place.data = np.arange(1, place.nnz + 1, dtype=np.float64)
+        place = sp.csc_array(place)
+        first: list[int] = []
+        second: list[int] = []
         variable: list[int] = []
         entry: list[int] = []
-        product: list[float] = []
         twice: list[float] = []
         for i in range(matrix.shape[1]):
             span = slice(columns.indptr[i], columns.indptr[i + 1])
-            rows, values = columns.indices[span].tolist(), columns.data[span].tolist()
-            for a, (row, value) in enumerate(zip(rows, values)):
-                for other, factor in zip(rows[: a + 1], values[: a + 1]):
+            rows, at = columns.indices[span].tolist(), (place.data[span] - 1).astype(int).tolist()
+            for a, row in enumerate(rows):
+                for c, other in enumerate(rows[: a + 1]):
                     variable.append(i)
                     entry.append(plan.entry_of[(row, other) if row < other else (other, row)])
-                    product.append(value * factor)
+                    first.append(at[a])
+                    second.append(at[c])
                     twice.append(1.0 if row == other else 2.0)
         self.variables, self.entries = matrix.shape[1], plan.entries
         self.variable, self.entry = torch.tensor(variable), torch.tensor(entry)
-        self.product = torch.tensor(product, dtype=torch.float64)
-        self.form = self.product * torch.tensor(twice, dtype=torch.float64)
+        self.first, self.second = torch.tensor(first), torch.tensor(second)
+        self.twice = torch.tensor(twice, dtype=torch.float64)
+        self.product = self.form = self.twice
+        self.fill(torch.from_numpy(sp.csr_array(matrix).data.astype(np.float64)))
+
+    def fill(self, values: Tensor) -> None:
+        """Put in the values (*batch, entries of A) of the rows, sorted by row and column."""
+        leading = values.movedim(-1, 0)
+        self.product = leading.index_select(0, self.first) * leading.index_select(0, self.second)
+        self.form = self.product * lift(self.twice, self.product)
 
     def assemble(self, weight: Tensor) -> Tensor:
         """Entries (E, *batch) of ``A diag(w) A^T`` for weights (n, *batch)."""
@@ -60,12 +76,31 @@ class Assembly(OnDevice):
 class SparseRows(Mapped):
     """A sparse A with a planned elimination of ``A W A^T``."""
 
+    map: SparseMap
     double = True
 
     def __init__(self, matrix: sp.csr_array, plan: Plan | None = None) -> None:
         super().__init__(SparseMap(matrix))
         self.plan = plan_elimination(matrix) if plan is None else plan
         self.assembly = Assembly(matrix, self.plan)
+
+    def with_values(self, values: Tensor) -> SparseRows:
+        """The same pattern with other values (*batch, entries of A)."""
+        twin = copy.copy(self)
+        twin.map, twin.assembly = copy.copy(self.map), copy.copy(self.assembly)
+        for part in (twin, twin.map, twin.assembly):
+            part.__dict__.pop("_copies", None)  # they hold the old values
+        twin.map.value = values
+        twin.assembly.fill(values)
+        return twin
+
+    @property
+    def batch_dims(self) -> int:
+        return self.map.value.dim() - 1
+
+    @property
+    def constant(self) -> bool:
+        return self.batch_dims == 0 and not self.map.value.requires_grad
 
     @property
     def algorithm(self) -> str:
@@ -95,12 +130,13 @@ class SparseFactor(Factor):
 
     def __init__(self, structure: SparseRows, weight: Tensor) -> None:
         self.structure, self.weight = structure, weight
-        self.leading = weight.movedim(-1, 0).contiguous()
+        self.batch = broadcast(weight.shape[:-1], structure.map.value.shape[:-1])
+        self.leading = weight.expand(*self.batch, -1).movedim(-1, 0).contiguous()
         self.pivot, self.lower, self.block = _eliminate(structure.plan, structure.assembly.assemble(self.leading))
 
     def solve(self, r: Tensor) -> Tensor:
         plan = self.structure.plan
-        batch = broadcast(r.shape[:-1], self.weight.shape[:-1])
+        batch = broadcast(r.shape[:-1], self.batch)
         r = r.expand(*batch, -1).movedim(-1, 0).contiguous()
         lowers = [lift(lower, r) for lower in self.lower]
         for step, lower in zip(plan.rounds, lowers):
@@ -123,7 +159,7 @@ class SparseFactor(Factor):
         def inverse_of(entries: Tensor) -> Tensor:
             return _selected_inverse(plan, *_eliminate(plan, entries))
 
-        batch = broadcast(s.shape[:-1], self.weight.shape[:-1])
+        batch = broadcast(s.shape[:-1], self.batch)
         s = s.expand(*batch, -1).movedim(-1, 0).contiguous()
         w = self.weight.expand(*batch, -1).movedim(-1, 0).contiguous()
         made = torch.func.jvp(inverse_of, (assembly.assemble(w),), (assembly.assemble(s),))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from probhard.errors import broadcast, checking
-from probhard.structure.base import DenseMap, Factor, OnDevice, SparseMap, Structure
+from probhard.structure.base import DenseMap, Factor, Mapped, OnDevice, SparseMap, Structure
 from probhard.structure.dense import DenseRows, NullRows
 from probhard.structure.disjoint import DisjointRows
 from probhard.structure.elimination import plan_elimination
@@ -136,6 +136,12 @@ class LinearSystem(OnDevice):
         """``rows`` consecutive blocks of variables with the same weights: one conservation row per slice."""
         core = DisjointRows.blocks(weights, rows)
         return cls(core, core)
+
+    @classmethod
+    def of_structure(cls, structure: Structure) -> LinearSystem:
+        """Rows that need no more looking at."""
+        assert isinstance(structure, DisjointRows | Mapped)
+        return cls(structure.map if isinstance(structure, Mapped) else structure, structure)
 
     @classmethod
     def batched(cls, matrix: Tensor) -> LinearSystem:
