@@ -1,0 +1,107 @@
+"""Tangents under weights that couple variables: all rows are solved together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probhard.covariance import Covariance, Diagonal, LowRank, matvec
+from probhard.structure.dense import cholesky_solve
+from probhard.structure.system import LinearSystem
+from probhard.tangent.base import Tangent
+
+
+class LowRankTangent(Tangent):
+    """``W = D + F F^T`` by Woodbury on the structure's factor for D, all rows solved together.
+
+    With ``G = A F``, ``Y = M_D^-1 G`` and ``C = I + G^T Y``, the multiplier is ``M_D^-1 (r - G e)`` with
+    ``e = C^-1 Y^T r``, and the oblique covariance is ``P_D D P_D^T + U C^-1 U^T`` with ``U = P_D F``: sums of squares.
+    """
+
+    def __init__(self, system: LinearSystem, weight: LowRank) -> None:
+        self.given = weight
+        held = LowRank(*_held(system, weight))
+        like = held.diagonal_part.new_empty(0, dtype=torch.float64)
+        self.system = system.coupled.at(like)
+        self.known = None if system.pins is None else system.pins.at(like)
+        assert self.system.core is not None
+        self.core = self.system.core
+        self.weight = held.to(torch.float64)
+        self.factor = self.core.factor(held.diagonal_part.to(torch.float64))
+        columns = self._columns(held.factor)  # (rank, *batch, n)
+        images = self.core.apply(columns)  # G^T, (rank, *batch, q)
+        solved = self.factor.solve(images)  # Y^T
+        pushed = self.factor.weight * self.core.transpose(solved)
+        self.image, self.solved = images.movedim(0, -1), solved.movedim(0, -1)  # (*batch, q, rank)
+        self.moved = (columns - pushed).movedim(0, -1)  # U, (*batch, n, rank)
+        identity = torch.eye(len(columns), dtype=torch.float64, device=like.device)
+        self.lower = torch.linalg.cholesky(identity + self.image.mT @ self.solved)
+
+    def multiplier(self, r: Tensor) -> Tensor:
+        noise = cholesky_solve(self.lower, matvec(self.solved.mT, r))
+        return self.factor.solve(r) - matvec(self.solved, noise)
+
+    def pivots(self) -> Tensor:
+        return self.factor.pivots()
+
+    def _variance(self, cov: Covariance) -> Tensor:
+        if cov is self.given and self.system.held is None:
+            half = torch.linalg.solve_triangular(self.lower, self.moved.mT, upper=False)
+            return self.factor.variance(self.factor.weight) + half.square().sum(-2)
+        if isinstance(cov, Diagonal):
+            return self._diagonal_variance(cov.variance.to(self.dtype))
+        if isinstance(cov, LowRank):
+            spread = self.apply(self._columns(cov.factor)).square().sum(0)
+            return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + spread
+        return self._root_variance(cov)
+
+    def _diagonal_variance(self, s: Tensor) -> Tensor:
+        """``diag(P S P^T)`` with ``P = P_D - U V^T``, ``V = A^T Y C^-1``."""
+        pulled = self.core.transpose(self.solved.movedim(-1, 0)).movedim(0, -1)  # A^T Y, (*batch, n, rank)
+        v = torch.cholesky_solve(pulled.mT, self.lower).mT
+        spread = s.unsqueeze(-1) * v
+        columns = spread.movedim(-1, 0)
+        crossed = columns - self.factor.weight * self.core.transpose(self.factor.solve(self.core.apply(columns)))
+        inner = self.moved @ (v.mT @ spread)
+        found = self.factor.variance(s) + ((inner - 2 * crossed.movedim(0, -1)) * self.moved).sum(-1)
+        return found.clamp(min=0)
+
+
+class DenseTangent(Tangent):
+    """Any W, by its products with the rows of A: Cholesky of the q x q matrix ``A W A^T``."""
+
+    def __init__(self, system: LinearSystem, weight: Covariance) -> None:
+        self.given = weight
+        like = weight.diagonal().new_empty(0, dtype=torch.float64)
+        self.system = system.coupled.at(like)
+        self.known = None if system.pins is None else system.pins.at(like)
+        assert self.system.core is not None
+        self.core = self.system.core
+        self.weight = (weight if system.held is None else weight.scaled(_mask(system, weight))).to(torch.float64)
+        matrix = self.core.dense()  # (*batch, q, n)
+        rows = matrix.movedim(-2, 0)
+        rows = rows.reshape(rows.shape[0], *[1] * (len(weight.shape) - rows.dim() + 1), *rows.shape[1:])
+        pushed = self.weight.apply(rows)  # A W, (q, *batch, n)
+        self.lower, self.info = torch.linalg.cholesky_ex(matrix @ pushed.movedim(0, -1))
+
+    def multiplier(self, r: Tensor) -> Tensor:
+        return cholesky_solve(self.lower, r)
+
+    def pivots(self) -> Tensor:
+        regular = (self.info == 0).unsqueeze(-1)
+        return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
+
+    def _variance(self, cov: Covariance) -> Tensor:
+        return self._root_variance(cov.to(self.dtype))
+
+
+def _mask(system: LinearSystem, weight: Covariance) -> Tensor:
+    ones = torch.ones(system.variables, dtype=weight.dtype, device=weight.device)
+    return ones if system.held is None else ones.index_fill(0, system.held.to(ones.device), 0.0)
+
+
+def _held(system: LinearSystem, weight: LowRank) -> tuple[Tensor, Tensor]:
+    if system.held is None:
+        return weight.factor, weight.diagonal_part
+    masked = weight.scaled(_mask(system, weight))
+    return masked.factor, masked.diagonal_part
