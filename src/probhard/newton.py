@@ -59,7 +59,7 @@ class Linearised:
     def at(cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance) -> Linearised:
         """Evaluate the constraint and factor its Schur complement."""
         h = constraint.residual(u)
-        tangent = tangent_of(LinearSystem.of_structure(constraint.rows(u)), weight)
+        tangent = tangent_of(LinearSystem.of_structure(constraint.rows(u, h.shape[-1])), weight)
         pivots = tangent.pivots().expand(*h.shape[:-1], -1)
         regular = (pivots.amin(-1) > 1e-7 * pivots.amax(-1)) & torch.isfinite(h).all(-1)
         return cls(h, tangent, weight, regular)
@@ -104,7 +104,8 @@ def nearest(
     """
     state = _begin(constraint, z, weight, start)
     state = _run(constraint, z, weight, state, QUICK, exact=hessian)
-    if not isinstance(weight, Diagonal) or z.dim() < 2:
+    alone = isinstance(weight, Diagonal) and z.dim() > 1
+    if not alone or constraint.select(torch.zeros(1, dtype=torch.int64, device=z.device), z.shape[:-1]) is None:
         for steps, exact in SLOW:
             state = _run(constraint, z, weight, state, steps, exact)
         return state
@@ -115,8 +116,11 @@ def nearest(
         if len(slow) == 0:
             break
         part = State(*(value[slow] for value in vars(flat).values()))
+        subset = constraint.select(slow, lead)
+        assert subset is not None
+        assert isinstance(weight, Diagonal)
         few = Diagonal(weight.variance.expand(z.shape).reshape(-1, n)[slow])
-        part = _run(constraint.select(slow, lead), z.reshape(-1, n)[slow], few, part, steps, exact)
+        part = _run(subset, z.reshape(-1, n)[slow], few, part, steps, exact)
         flat = State(*(a.index_copy(0, slow, b) for a, b in zip(vars(flat).values(), vars(part).values())))
     return State(*(value.unflatten(0, lead) for value in vars(flat).values()))
 

@@ -61,20 +61,22 @@ class NonlinearEquality(Constraint):
             )
         return found
 
-    def rows(self, u: Tensor) -> Structure:
+    def rows(self, u: Tensor, count: int | None = None) -> Structure:
         """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
         if self.pattern is None:
-            return DenseRows(self.jacobian(u))
+            return DenseRows(self.jacobian(u, count))
         return self.pattern.structure(self._entries(u))
 
-    def jacobian(self, u: Tensor) -> Tensor:
-        """``dh/du`` (*batch, q, n): the caller's, or min(q, n) vector products by torch.func."""
+    def jacobian(self, u: Tensor, count: int | None = None) -> Tensor:
+        """``dh/du`` (*batch, q, n): the caller's, or min(q, n) vector products by torch.func.
+
+        ``count`` is q where it is known, to save an evaluation.
+        """
         if self.pattern is not None:
             return self.rows(u).dense()
+        rows, variables = self.residual(u).shape[-1] if count is None else count, u.shape[-1]
         if self.given_jacobian is not None:
-            rows = self.residual(u).shape[-1]
-            return self._given(u, (*u.shape[:-1], rows, u.shape[-1]))
-        rows, variables = self.residual(u).shape[-1], u.shape[-1]
+            return self._given(u, (*u.shape[:-1], rows, variables))
         if rows <= variables:
             return self._pullbacks(u, torch.eye(rows, dtype=u.dtype, device=u.device)).movedim(0, -2)
         unit = torch.eye(variables, dtype=u.dtype, device=u.device)
@@ -129,11 +131,17 @@ class NonlinearEquality(Constraint):
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
         return type(self)(self.fn, moved, self.given_jacobian, self.pattern)
 
-    def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality:
-        """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``."""
+    def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality | None:
+        """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``.
+
+        None where data does not broadcast as (*lead, own dimension), so that its points cannot be told apart.
+        """
         picked = []
         for value in self.args:
             if isinstance(value, Tensor) and value.dim() > 1:
+                fits = value.dim() <= len(lead) + 1
+                if not fits or any(a not in (1, b) for a, b in zip(value.shape[-2::-1], lead[::-1])):
+                    return None
                 value = value.expand(*lead, value.shape[-1]).reshape(-1, value.shape[-1])[points]
             picked.append(value)
         return NonlinearEquality(self.fn, tuple(picked), self.given_jacobian, self.pattern)
