@@ -1,4 +1,4 @@
-"""Run the comparisons and print one line each: ``python -m benchmarks [conservation] [hierarchies]``."""
+"""Run the comparisons and print one line each: ``python -m benchmarks [conservation] [hierarchies] [nonlinear]``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 import torch
 
-from benchmarks import conservation, hierarchies
+from benchmarks import conservation, hierarchies, nonlinear
 from benchmarks.timing import HEADER
 
-SUITES = {"conservation": conservation.run, "hierarchies": hierarchies.run}
+SUITES = {"conservation": conservation.run, "hierarchies": hierarchies.run, "nonlinear": nonlinear.run}
 
 
 def main(names: list[str]) -> None:

@@ -30,6 +30,7 @@ SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) 
 HALVINGS = 12
 CONJUGATE = 30
 SADDLE = 10.0
+RESTORING = 30
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Linearised:
 
     def relative(self, u: Tensor) -> Tensor:
         """Largest residual relative to the terms that should cancel, (*lead,)."""
-        size = self.tangent.core.magnitude(u) + 1e-8 * self.tangent.core.magnitude(torch.ones_like(u))
+        size = self.tangent.core.magnitude(u.abs() + 1e-8)
         return (self.h.abs() / size.clamp(min=1e-300)).amax(-1).nan_to_num(torch.inf)
 
 
@@ -111,7 +112,7 @@ def nearest(
         return state
     lead, n = z.shape[:-1], z.shape[-1]
     flat = State(*(value.flatten(0, len(lead) - 1) for value in vars(state).values()))
-    for steps, exact in SLOW:
+    for attempt, (steps, exact) in enumerate((*SLOW, *SLOW)):
         slow = torch.nonzero(~flat.done).squeeze(-1)
         if len(slow) == 0:
             break
@@ -120,6 +121,8 @@ def nearest(
         assert subset is not None
         assert isinstance(weight, Diagonal)
         few = Diagonal(weight.variance.expand(z.shape).reshape(-1, n)[slow])
+        if attempt == len(SLOW):  # once more, from the feasible point next to z
+            part = _restart(subset, z.reshape(-1, n)[slow], few, part)
         part = _run(subset, z.reshape(-1, n)[slow], few, part, steps, exact)
         flat = State(*(a.index_copy(0, slow, b) for a, b in zip(vars(flat).values(), vars(part).values())))
     return State(*(value.unflatten(0, lead) for value in vars(flat).values()))
@@ -137,6 +140,18 @@ def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: 
     done = torch.zeros_like(zero, dtype=torch.bool)
     steps = torch.full_like(zero, 0 if start is None else 1, dtype=torch.int64)
     return State(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, done)
+
+
+def _restart(constraint: NonlinearEquality, z: Tensor, weight: Covariance, state: State) -> State:
+    """Points moved from z towards ``h = 0`` alone, with nothing remembered of the first attempt."""
+    state = replace(state, u=z, y=torch.zeros_like(z), penalty=torch.zeros_like(state.penalty))
+    for _ in range(RESTORING):
+        near = Linearised.at(constraint, state.u, weight)
+        if bool((near.relative(state.u) <= ACCEPTED).all()):
+            break
+        u, y = _restore(constraint, near, state, near.regular, state.u, state.y)
+        state = replace(state, u=u, y=y)
+    return state
 
 
 def _run(constraint: NonlinearEquality, z: Tensor, weight: Covariance, state: State, steps: int, exact: bool) -> State:

@@ -144,9 +144,9 @@ class DPPL(nn.Module):
         return solution
 
     def _check(self, stats: Stats) -> None:
-        """Raise for points that are not feasible, if ``on_failure`` asks for it."""
-        if self.on_failure != "raise" or not self.validate_args or not checking() or bool(stats.converged.all()):
-            return
+        """Raise for points that are not feasible, unless they are to be flagged."""
+        if self.on_failure == "flag" or not self.validate_args or not checking() or bool(stats.converged.all()):
+            return  # a mean cannot be drawn again, so "resample" raises here too
         raise ConvergenceError(
             failure(stats, "points"),
             "There may be no feasible point, or the variances range over too many orders of magnitude.",
@@ -275,7 +275,9 @@ class Projected(td.Distribution):
         noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
         moved = base.cov.root(noise)
         with _no_autocast(moved):
-            draws = self.projector.solve(torch.cat([base.loc + moved, base.loc - moved])).value
+            solution = self.projector.solve(torch.cat([base.loc + moved, base.loc - moved]))
+        self.layer._check(solution.stats)
+        draws = solution.value
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0)
 

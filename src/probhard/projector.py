@@ -26,6 +26,7 @@ from probhard.structure.base import divide
 from probhard.structure.system import LinearSystem
 from probhard.tangent import DenseTangent, Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
+DENSE_VARIABLES = 256  # up to here exact curvature gives gradients of variances
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
 
 
@@ -147,7 +148,7 @@ class NonlinearProjector(Projector):
             residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
             converged = converged & (residual <= TOLERANCE[torch.float64])
         stats = Stats(state.steps, residual, converged)
-        return Solution(value.to(z.dtype), Local(self, value, state), stats)
+        return Solution(value.to(z.dtype), Local(self, point, value, state), stats)
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         solution = self.solve(z)
@@ -176,8 +177,8 @@ class NonlinearProjector(Projector):
 class Local(Differential):
     """The tangent of a nonlinear projection at its solution, the linear rows' tangent applied first."""
 
-    def __init__(self, projector: NonlinearProjector, value: Tensor, state: newton.State) -> None:
-        self.projector, self.value, self.state = projector, value, state
+    def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, state: newton.State) -> None:
+        self.projector, self.z, self.value, self.state = projector, z, value, state
         self._rows: Tangent | None = None
 
     @property
@@ -208,6 +209,8 @@ class Local(Differential):
 
     def variance(self, cov: Covariance) -> Tensor:
         cov = cov.to(torch.float64)
+        if self.projector.exact and torch.is_grad_enabled() and self._needs_gradient(cov):
+            return self._dense_variance(cov)
         if self.projector.exact:
             eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
             columns = cov.root(eye.reshape(-1, *[1] * (self.value.dim() - 1), cov.root_size))
@@ -218,6 +221,33 @@ class Local(Differential):
         if isinstance(first, PinnedTangent) and isinstance(cov, Diagonal):
             return self.rows.variance(Diagonal(first.system.free(cov.variance)))
         return self.rows.variance(ProjectedCovariance(first, cov))
+
+    def _needs_gradient(self, cov: Covariance) -> bool:
+        weight = self.projector.weight.diagonal()
+        return self.value.requires_grad or weight.requires_grad or cov.diagonal().requires_grad
+
+    def _dense_variance(self, cov: Covariance) -> Tensor:
+        """Exact variances whose gradients are exact too, from the dense KKT system; for few variables."""
+        n, rows = self.value.shape[-1], self.rows
+        if n > DENSE_VARIABLES:
+            raise ParameterError(
+                f"curvature='exact' was asked for gradients of the variances of {n} variables.",
+                f"They need the Hessians as matrices, which is done up to {DENSE_VARIABLES} variables.",
+                "Use curvature='gauss-newton', or covariance='monte-carlo' with exact curvature.",
+            )
+        multiplier = rows.multiplier(rows.core.apply(self.z - self.value))
+        directions = torch.eye(n, dtype=self.value.dtype, device=self.value.device)
+        directions = directions.reshape(n, *[1] * (self.value.dim() - 1), n).expand(n, *self.value.shape)
+        bent = torch.stack([self.projector.curved.curvature(self.value, multiplier, x) for x in directions], -1)
+        weight = self.projector.weight.dense()
+        matrix = rows.core.dense()
+        upper = torch.cat([torch.eye(n).to(bent) + weight @ bent, weight @ matrix.mT], -1)
+        corner = matrix.new_zeros(*matrix.shape[:-1], matrix.shape[-2])
+        lower = torch.cat([matrix, corner], -1).expand(*upper.shape[:-2], -1, -1)
+        right = torch.eye(n + matrix.shape[-2], n).to(bent).expand(*upper.shape[:-2], -1, -1)
+        tangent = torch.linalg.solve(torch.cat([upper, lower], -2), right)[..., :n, :]
+        inner = cov if self.projector.first is None else ProjectedCovariance(self.projector.first, cov)
+        return (tangent @ inner.dense() * tangent).sum(-1)
 
     def _curved(self, x: Tensor) -> Tensor:
         """``du*/dz x`` with exact curvature: ``(I + P W C) y = P x``."""

@@ -117,8 +117,7 @@ class NonlinearEquality(Constraint):
         return torch.func.jvp(slope, (u.contiguous(),), (x.contiguous(),))[1]
 
     def scale(self, u: Tensor) -> Tensor:
-        rows = self.rows(u)
-        return rows.magnitude(u) + 1e-8 * rows.magnitude(torch.ones_like(u))
+        return self.rows(u).magnitude(u.abs() + 1e-8)
 
     def linear_part(self) -> Constraint:
         raise ParameterError(
