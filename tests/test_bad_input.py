@@ -795,3 +795,8 @@ def test_a_checked_law_is_not_checked_again(monkeypatch):
     assert calls == []
     DPPL()(LocationScale(zeros(5), Diagonal(ones(5)), validate_args=False), ROW)
     assert len(calls) == 1
+
+
+def test_a_sparse_matrix_cannot_be_trained():
+    with pytest.raises(ParameterError, match="requires a gradient"):
+        LinearEquality(torch.ones(1, 4).to_sparse().requires_grad_(), 1.0)

@@ -98,8 +98,7 @@ def test_solutions_satisfy_the_kkt_conditions(metric, kind, scale):
     multiplier = torch.linalg.solve(rows @ dense @ rows.mT, matvec(rows, z - u.nan_to_num()))
     left = u - z + matvec(dense @ rows.mT, multiplier)
     left = (left.norm(dim=-1) / (u.norm(dim=-1) + z.norm(dim=-1)))[found]
-    assert left.max() <= 1e-8  # accepted at 10 x 1e-9
-    assert left.quantile(0.95) <= 1e-9
+    assert left.max() <= 1.01e-9  # measured here with another factor than the solver's
     assert constraint.violation(u)[found].max() <= 1e-10
 
 
@@ -397,3 +396,32 @@ def test_no_gradient_is_missing_after_backward():
     projected = ph.DPPL()((mean, torch.nn.functional.softplus(raw)), curved(0.05))
     (ph.crps(projected, randn(4, 5)).sum() + projected.rsample((3,)).square().sum()).backward()
     assert all(leaf.grad.isfinite().all() and leaf.grad.abs().min() > 0 for leaf in (mean, raw))
+
+
+def test_a_point_alone_fares_as_in_a_batch():
+    """Deep inside a sphere with unequal variances, where many points need the restart."""
+    ball = ph.NonlinearEquality(lambda u: u.square().sum(-1, keepdim=True) - 1)
+    z = randn(12, 10)
+    z, variance = 0.05 * z / z.norm(dim=-1, keepdim=True), rand(12, 10).square()
+    together = newton.nearest(ball, z, ph.Diagonal(variance))
+    coupled = newton.nearest(ball, z, ph.LowRank(torch.zeros(12, 10, 1), variance))
+    for i in range(12):
+        alone = newton.nearest(ball, z[i], ph.Diagonal(variance[i]))
+        assert alone.done == together.done[i]
+        torch.testing.assert_close(alone.u, together.u[i], rtol=1e-6, atol=1e-8)
+    assert together.done.double().mean() > 0.9
+    assert coupled.done.double().mean() > 0.9
+
+
+def test_exact_variance_is_the_same_with_and_without_gradients():
+    ball = ph.NonlinearEquality(lambda u: u.square().sum(-1, keepdim=True) - 1)
+    mean = torch.tensor([2.0, 1.0, 0.5])
+    for cov in (ph.Diagonal(rand(3)), ph.Dense(torch.eye(3) + 0.2 * torch.ones(3, 3).tril(-1))):
+        dist, layer = ph.LocationScale(mean.clone().requires_grad_(), cov), ph.DPPL(curvature="exact")
+        with torch.no_grad():
+            quiet = layer(dist, ball).variance
+        torch.testing.assert_close(layer(dist, ball).variance, quiet)
+        jacobian = torch.stack([torch.autograd.grad(layer(dist, ball).mean[i], dist.loc)[0] for i in range(3)])
+        if isinstance(cov, ph.Dense):  # W does not depend on the mean, so the Jacobian is the tangent
+            expected = (jacobian @ cov.dense() @ jacobian.T).diagonal()
+            torch.testing.assert_close(quiet, expected, rtol=1e-6, atol=1e-9)

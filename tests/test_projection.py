@@ -341,3 +341,37 @@ def test_a_small_projected_network_fits_a_constrained_target():
         optimiser.step()
         schedule.step()
     assert error < 1e-4  # the target's own variance is about 0.6
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
+@pytest.mark.parametrize("name", ["conservation", "slices", "disjoint"])
+def test_second_derivatives(constraints, name, metric, batch):
+    constraint, layer = constraints[name], ph.DPPL(metric)
+    n = constraint.variables
+
+    def moments(mean, variance):
+        projected = layer(ph.LocationScale(mean, ph.Diagonal(variance)), constraint)
+        return projected.mean, projected.variance
+
+    inputs = randn(*batch, n).requires_grad_(), rand(*batch, n).requires_grad_()
+    assert torch.autograd.gradgradcheck(moments, inputs)
+
+
+@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
+def test_trained_conservation_weights_get_their_gradient(metric):
+    mean, stddev, mass, layer = randn(3, 5), rand(3, 5), rand(3), ph.DPPL(metric)
+
+    def moments(weights):
+        projected = layer((mean, stddev), ph.Conservation(weights, mass))
+        return projected.mean, projected.variance
+
+    assert torch.autograd.gradcheck(moments, rand(5).requires_grad_())
+
+
+def test_half_precision_points_come_back_in_float32(constraints):
+    constraint, layer = constraints["tree"], ph.DPPL("orthogonal")
+    points = randn(4, constraint.variables).to(torch.bfloat16)
+    for solution in (layer.project(points, constraint), layer.project_samples(points, constraint)):
+        assert solution.value.dtype == torch.float32
+        assert constraint.relative_violation(solution.value).max() < 1e-6

@@ -103,28 +103,32 @@ def nearest(
 
     With ``hessian`` the exact Hessian is used from the first step on, not only for points that are slow.
     """
-    state = _begin(constraint, z, weight, start)
-    state = _run(constraint, z, weight, state, QUICK, exact=hessian)
-    alone = isinstance(weight, Diagonal) and z.dim() > 1
-    if not alone or constraint.select(torch.zeros(1, dtype=torch.int64, device=z.device), z.shape[:-1]) is None:
-        for steps, exact in SLOW:
-            state = _run(constraint, z, weight, state, steps, exact)
-        return state
+    if z.dim() == 1:  # one point is a batch of one
+        start = None if start is None else start.unsqueeze(0)
+        state = nearest(constraint, z.unsqueeze(0), weight, start, hessian)
+        return State(*(value.squeeze(0) for value in vars(state).values()))
     lead, n = z.shape[:-1], z.shape[-1]
+    state = _run(constraint, z, weight, _begin(constraint, z, weight, start), QUICK, exact=hessian)
     flat = State(*(value.flatten(0, len(lead) - 1) for value in vars(state).values()))
     for attempt, (steps, exact) in enumerate((*SLOW, *SLOW)):
         slow = torch.nonzero(~flat.done).squeeze(-1)
         if len(slow) == 0:
             break
-        part = State(*(value[slow] for value in vars(flat).values()))
-        subset = constraint.select(slow, lead)
-        assert subset is not None
-        assert isinstance(weight, Diagonal)
-        few = Diagonal(weight.variance.expand(z.shape).reshape(-1, n)[slow])
+        subset = constraint.select(slow, lead) if isinstance(weight, Diagonal) else None
+        if subset is None or not isinstance(weight, Diagonal):  # points that cannot be told apart go on together
+            subset, points, few = constraint, z, weight
+            part = State(*(value.unflatten(0, lead) for value in vars(flat).values()))
+        else:
+            points = z.reshape(-1, n)[slow]
+            few = Diagonal(weight.variance.expand(z.shape).reshape(-1, n)[slow])
+            part = State(*(value[slow] for value in vars(flat).values()))
         if attempt == len(SLOW):  # once more, from the feasible point next to z
-            part = _restart(subset, z.reshape(-1, n)[slow], few, part)
-        part = _run(subset, z.reshape(-1, n)[slow], few, part, steps, exact)
-        flat = State(*(a.index_copy(0, slow, b) for a, b in zip(vars(flat).values(), vars(part).values())))
+            part = _restart(subset, points, few, part)
+        part = _run(subset, points, few, part, steps, exact)
+        if subset is constraint:
+            flat = State(*(value.flatten(0, len(lead) - 1) for value in vars(part).values()))
+        else:
+            flat = State(*(a.index_copy(0, slow, b) for a, b in zip(vars(flat).values(), vars(part).values())))
     return State(*(value.unflatten(0, lead) for value in vars(flat).values()))
 
 
@@ -143,13 +147,20 @@ def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: 
 
 
 def _restart(constraint: NonlinearEquality, z: Tensor, weight: Covariance, state: State) -> State:
-    """Points moved from z towards ``h = 0`` alone, with nothing remembered of the first attempt."""
-    state = replace(state, u=z, y=torch.zeros_like(z), penalty=torch.zeros_like(state.penalty))
+    """Unfinished points moved from z towards ``h = 0`` alone, with nothing remembered of the first attempt."""
+    keep = state.done.unsqueeze(-1)
+    state = replace(
+        state,
+        u=torch.where(keep, state.u, z),
+        y=torch.where(keep, state.y, 0.0),
+        penalty=torch.where(state.done, state.penalty, 0.0),
+    )
     for _ in range(RESTORING):
         near = Linearised.at(constraint, state.u, weight)
-        if bool((near.relative(state.u) <= ACCEPTED).all()):
+        open_ = ~state.done & (near.relative(state.u) > ACCEPTED)
+        if not bool(open_.any()):
             break
-        u, y = _restore(constraint, near, state, near.regular, state.u, state.y)
+        u, y = _restore(constraint, near, state, open_ & near.regular, state.u, state.y)
         state = replace(state, u=u, y=y)
     return state
 

@@ -95,6 +95,7 @@ class DPPL(nn.Module):
 
         ``dist`` gives the oblique metric its covariance; ``start`` is a guess of the answer for nonlinear constraints.
         """
+        z = _at_least_single(z)
         if self.validate_args and checking():
             check_finite("The point", z)
         cov = None if dist is None else as_location_scale(dist, validate_args=False).cov
@@ -109,6 +110,7 @@ class DPPL(nn.Module):
                 "Samples lead, (S, *batch, n), and the oblique metric needs at least two for their variance.",
                 "Stack the members of the ensemble along a new first dimension.",
             )
+        samples = _at_least_single(samples)
         if self.validate_args and checking():
             check_finite("The sample", samples)
         with _no_autocast(samples):
@@ -277,7 +279,7 @@ class Projected(td.Distribution):
         with _no_autocast(moved):
             solution = self.projector.solve(torch.cat([base.loc + moved, base.loc - moved]))
         self.layer._check(solution.stats)
-        draws = solution.value
+        draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # flagged, not averaged
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0)
 
@@ -332,12 +334,14 @@ def _check_cov(z: Tensor, cov: Covariance) -> None:
     broadcast_batch(z.shape[:-1], cov.shape[:-1], "the points", "the distribution")
 
 
+def _at_least_single(x: Tensor) -> Tensor:
+    """Half precision ruins constraints: bfloat16 and float16 are projected, and returned, in float32."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def _full_precision(base: LocationScale) -> LocationScale:
-    """Half precision ruins constraints: bfloat16 and float16 laws are projected, and returned, in float32."""
-    if base.loc.dtype in (torch.bfloat16, torch.float16):
-        cov = base.cov.to(torch.float32)
-        return LocationScale(base.loc.float(), cov, base.family, validate_args=False)
-    return base
+    loc = _at_least_single(base.loc)
+    return base if loc is base.loc else LocationScale(loc, base.cov.to(torch.float32), base.family, validate_args=False)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:

@@ -142,7 +142,7 @@ class NonlinearProjector(Projector):
             guess = self.first.project(guess, self.linear.b).detach()
         state = newton.nearest(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
         value = self._attached(point, state)
-        converged = (state.residual <= newton.ACCEPTED) & (state.left <= 10 * newton.STATIONARY)
+        converged = (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY)
         residual = state.residual
         if self.linear is not None:
             residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
@@ -209,7 +209,8 @@ class Local(Differential):
 
     def variance(self, cov: Covariance) -> Tensor:
         cov = cov.to(torch.float64)
-        if self.projector.exact and torch.is_grad_enabled() and self._needs_gradient(cov):
+        small = self.value.shape[-1] <= DENSE_VARIABLES
+        if self.projector.exact and (small or (torch.is_grad_enabled() and self._needs_gradient(cov))):
             return self._dense_variance(cov)
         if self.projector.exact:
             eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
@@ -227,7 +228,7 @@ class Local(Differential):
         return self.value.requires_grad or weight.requires_grad or cov.diagonal().requires_grad
 
     def _dense_variance(self, cov: Covariance) -> Tensor:
-        """Exact variances whose gradients are exact too, from the dense KKT system; for few variables."""
+        """Exact variances, with exact gradients, under any weight, from the dense KKT system; for few variables."""
         n, rows = self.value.shape[-1], self.rows
         if n > DENSE_VARIABLES:
             raise ParameterError(
@@ -238,7 +239,8 @@ class Local(Differential):
         multiplier = rows.multiplier(rows.core.apply(self.z - self.value))
         directions = torch.eye(n, dtype=self.value.dtype, device=self.value.device)
         directions = directions.reshape(n, *[1] * (self.value.dim() - 1), n).expand(n, *self.value.shape)
-        bent = torch.stack([self.projector.curved.curvature(self.value, multiplier, x) for x in directions], -1)
+        bend = self.projector.curved.curvature
+        bent = torch.func.vmap(lambda x: bend(self.value, multiplier, x))(directions).movedim(0, -1)
         weight = self.projector.weight.dense()
         matrix = rows.core.dense()
         upper = torch.cat([torch.eye(n).to(bent) + weight @ bent, weight @ matrix.mT], -1)
@@ -254,8 +256,8 @@ class Local(Differential):
         weight = self.projector.weight
         if not isinstance(weight, Diagonal):
             raise ParameterError(
-                "curvature='exact' got a metric that couples variables.",
-                "Its forward products divide by the weights.",
+                f"curvature='exact' got a metric that couples {x.shape[-1]} variables.",
+                f"Beyond {DENSE_VARIABLES} variables its forward products divide by the weights.",
                 "Use curvature='gauss-newton', or a diagonal covariance or metric.",
             )
         shape = x.shape

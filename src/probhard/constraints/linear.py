@@ -181,6 +181,12 @@ def _system_of(matrix: Any) -> LinearSystem:
     if not isinstance(matrix, Tensor):
         return _shared_system(sp.csr_array(matrix))
     if matrix.layout != torch.strided:
+        if matrix.requires_grad:
+            raise ParameterError(
+                "A sparse A requires a gradient.",
+                "The values of sparse rows are read once, as constants, so it would never be trained.",
+                "Pass a dense A, or A.detach().",
+            )
         return remembered(matrix, "rows", lambda: _shared_system(scipy_from_sparse(matrix)))
     if matrix.requires_grad or matrix.dim() > 2 or not checking():
         _check_batched(matrix)

@@ -15,7 +15,6 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.covariance import safe_sqrt
 from probhard.errors import broadcast, checking
 from probhard.structure.base import Factor, Structure, columns_of, divide, segment_sum
 from probhard.structure.moments import FixedMoments, ObliqueMoments
@@ -109,6 +108,12 @@ class DisjointRows(Structure):
     def factor(self, weight: Tensor) -> DisjointFactor:
         return DisjointFactor(self, weight)
 
+    def oblique_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The moments of blocks for W = S, by formulas that can be differentiated twice."""
+        factor = self.factor(self.join(weight))
+        mean, scale = Factor.moments(factor, self.join(z), b, factor.weight)
+        return self.split(mean), self.split(scale)
+
 
 class DisjointFactor(Factor):
     """The diagonal ``A W A^T``."""
@@ -137,23 +142,23 @@ class DisjointFactor(Factor):
     def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         rows = self.structure
         fixed = self.weight.dim() == 1 and not self.weight.requires_grad
-        if not (rows.shared and checking() and (s is self.weight or fixed)):
+        trained = rows.coefficient.requires_grad  # the fused adjoints treat the rows as constants
+        if trained or not (rows.shared and checking() and (s is self.weight or fixed)):
             return super().moments(z, b, s)
         shape = broadcast(z.shape, s.shape, (*b.shape[:-1], z.shape[-1]))
         blocks = rows.split(z.expand(shape)), rows.split(s.expand(shape)), b.expand(*shape[:-1], rows.rows)
         if s is self.weight:
-            mean, scale = ObliqueMoments.apply(*blocks, rows.coefficient, self._plain)
+            mean, scale = ObliqueMoments.apply(*blocks, rows.coefficient, rows.oblique_moments)
         else:
             gain = divide(rows.split(self.weight) * rows.coefficient, self.mass.unsqueeze(-1))
-            mean, scale = FixedMoments.apply(*blocks, rows.coefficient, gain, self._plain)
+            mean, scale = FixedMoments.apply(*blocks, rows.coefficient, gain, self.plain_moments)
         return rows.join(mean), rows.join(scale)
 
-    def _plain(self, z: Tensor, s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The same on blocks by formulas that can be differentiated twice."""
-        rows, s = self.structure, self.structure.join(s)
-        factor = self if self.weight.dim() == 1 else DisjointFactor(rows, s)
-        mean = factor.project(rows.join(z), b)
-        return rows.split(mean), rows.split(safe_sqrt(factor.variance(s)))
+    def plain_moments(self, z: Tensor, s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The moments of blocks by formulas that can be differentiated twice."""
+        rows = self.structure
+        mean, scale = super().moments(rows.join(z), b, rows.join(s))
+        return rows.split(mean), rows.split(scale)
 
     def pivots(self) -> Tensor:
         return self.mass

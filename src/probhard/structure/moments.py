@@ -20,11 +20,13 @@ from torch import Tensor
 Plain = Callable[..., tuple[Tensor, Tensor]]
 
 
-def _twice(plain: Plain, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def _twice(plain: Plain, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, Tensor]) -> list[Tensor | None]:
     """Gradients that can be differentiated again, through the plain formulas."""
+    wanted = [x for x in inputs if x.requires_grad]
     with torch.enable_grad():
         outputs = plain(*inputs)
-    return torch.autograd.grad(outputs, inputs, gradients, create_graph=True, materialize_grads=True)
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, materialize_grads=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 def _to_variance(of_scale: Tensor, scale: Tensor) -> Tensor:
