@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import probhard as ph
-from probhard import newton
+from probhard.solvers import newton
 from registry import binary_tree, covariance, generator, rand, randn
 
 KINDS = ("diagonal", "low rank", "dense")

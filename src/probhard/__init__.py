@@ -26,7 +26,7 @@ from probhard.method import METHODS, Method, Step
 from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
 from probhard.model import ConstrainedModel
 from probhard.projection import DPPL, FrozenProjection, Projected
-from probhard.projector import Projector, Solution, Stats
+from probhard.projectors import Projector, Solution, Stats
 from probhard.score import (
     constraint_error,
     coverage,

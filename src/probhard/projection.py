@@ -24,7 +24,7 @@ from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
 from probhard.distribution import LocationScale, Marginals, as_location_scale
 from probhard.errors import ConvergenceError, ParameterError, ShapeError, check_choice, checking
 from probhard.metric import Metric, as_metric
-from probhard.projector import Options, Projector, Solution, Stats, projector_of
+from probhard.projectors import Options, Projector, Solution, Stats, projector_of
 from probhard.tangent import Differential, ProjectedCovariance
 
 COVARIANCES = ("auto", "delta", "censored", "monte-carlo", "keep")

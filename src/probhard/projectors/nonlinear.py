@@ -1,110 +1,28 @@
-"""One constraint and one metric weight, made ready to project points: linear rows in closed form, the rest by SQP.
+"""``h(u) = 0``, and linear rows with it: points by SQP, derivatives by the implicit function theorem.
 
-A projector returns points, the tangent at them and their status. For ``h(u) = 0`` the points come from ``newton``
-without gradients; these are attached afterwards by the implicit function theorem. With Gauss-Newton curvature (the
-paper's) that is one linear projection with the Jacobian at the solution; with exact curvature the adjoint system
+The points come from ``solvers.newton`` without gradients; these are attached afterwards. With Gauss-Newton curvature
+(the paper's) that is one linear projection with the Jacobian at the solution; with exact curvature the adjoint system
 ``(I + P W C) x = P W g`` is solved by conjugate gradients, C the multipliers times the Hessians.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from probhard import newton
-from probhard.constraints.base import Constraint
-from probhard.constraints.intersection import Intersection
-from probhard.constraints.linear import LinearEquality, broadcast_batch
+from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.errors import ParameterError, broadcast, checking
+from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.solvers import newton
 from probhard.structure.base import divide
 from probhard.structure.system import LinearSystem
-from probhard.tangent import DenseTangent, Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
+from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
 DENSE_VARIABLES = 256  # up to here exact curvature gives gradients of variances
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
-
-
-@dataclass(frozen=True)
-class Stats:
-    """How a projection went, per point (*samples, *batch)."""
-
-    steps: Tensor
-    residual: Tensor  # relative to the terms that should cancel
-    converged: Tensor  # feasible and, where it was iterated for, stationary
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Projected points with the tangent at them and their status."""
-
-    value: Tensor
-    tangent: Differential
-    stats: Stats
-
-
-class Projector(ABC):
-    """Projects points on one constraint under one weight."""
-
-    @abstractmethod
-    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
-        """Project points z (*samples, *batch, n); ``start`` is a guess of the answer, where it is iterated for."""
-
-    @abstractmethod
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        """Status (None if it need not be looked at), mean, root of the variances, and tangent at a mean z."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a layer wants its projections done.
-
-    Args:
-        exact: Exact curvature in derivatives.
-        dense: Ignore the structure of linear rows.
-        hessian: Exact Hessians in every step of a nonlinear projection.
-        validate: Check values in eager mode.
-    """
-
-    exact: bool = False
-    dense: bool = False
-    hessian: bool = False
-    validate: bool = True
-
-
-class LinearProjector(Projector):
-    """``A u = b`` in closed form."""
-
-    def __init__(self, constraint: LinearEquality, weight: Covariance, options: Options) -> None:
-        self.constraint, self.validate = constraint, options.validate
-        make = DenseTangent if options.dense else tangent_of
-        self.tangent = make(constraint.system, weight)
-        if options.validate and checking():
-            self.tangent.check()
-
-    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
-        return self._finished(self.tangent.project(z, self.constraint.b))
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        mean, scale = self.tangent.moments(z, self.constraint.b, cov)
-        if not (self.validate and self.tangent.conditioned and checking()):
-            return None, mean, scale, self.tangent  # the O(n) sweeps cannot lose feasibility
-        solution = self._finished(mean)
-        return solution, solution.value, scale, self.tangent
-
-    def _finished(self, value: Tensor) -> Solution:
-        """Points with their status; those above rounding get one step of refinement."""
-        residual = self.constraint.relative_violation(value)
-        if checking() and bool((residual > 1e-2 * TOLERANCE[value.dtype]).any()):
-            value = self.tangent.project(value, self.constraint.b)
-            residual = self.constraint.relative_violation(value)
-        steps = torch.ones_like(residual, dtype=torch.int64)
-        return Solution(value, self.tangent, Stats(steps, residual, residual <= TOLERANCE[value.dtype]))
 
 
 class NonlinearProjector(Projector):
@@ -311,21 +229,3 @@ def _detached(weight: Covariance) -> Covariance:
     if isinstance(weight, Diagonal):
         return Diagonal(weight.variance.detach())
     return weight
-
-
-def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options: Options) -> Projector:
-    """The projector of a constraint for points like z."""
-    if isinstance(constraint, Constraint):
-        constraint.check_event(z, "The distribution")
-    if isinstance(constraint, LinearEquality):
-        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
-        return LinearProjector(constraint, weight, options)
-    if isinstance(constraint, NonlinearEquality):
-        return NonlinearProjector(None, constraint, weight, options)
-    if isinstance(constraint, Intersection):
-        return NonlinearProjector(constraint.linear, constraint.nonlinear, weight, options)
-    raise ParameterError(
-        f"DPPL got a {type(constraint).__name__} as its constraint.",
-        "It projects onto linear and nonlinear equalities.",
-        "Pass a LinearEquality, a Hierarchy, a Conservation, a NonlinearEquality, or several joined by '&'.",
-    )

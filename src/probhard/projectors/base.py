@@ -1,0 +1,61 @@
+"""A constraint and a metric weight, made ready to project points: what every projector offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probhard.covariance import Covariance
+from probhard.tangent import Differential
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How a projection went, per point (*samples, *batch)."""
+
+    steps: Tensor
+    residual: Tensor  # relative to the terms that should cancel
+    converged: Tensor  # feasible and, where it was iterated for, stationary
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Projected points with the tangent at them and their status."""
+
+    value: Tensor
+    tangent: Differential
+    stats: Stats
+
+
+class Projector(ABC):
+    """Projects points on one constraint under one weight."""
+
+    @abstractmethod
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        """Project points z (*samples, *batch, n); ``start`` is a guess of the answer, where it is iterated for."""
+
+    @abstractmethod
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
+        """Status (None if it need not be looked at), mean, root of the variances, and tangent at a mean z."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a layer wants its projections done.
+
+    Args:
+        exact: Exact curvature in derivatives.
+        dense: Ignore the structure of linear rows.
+        hessian: Exact Hessians in every step of a nonlinear projection.
+        validate: Check values in eager mode.
+    """
+
+    exact: bool = False
+    dense: bool = False
+    hessian: bool = False
+    validate: bool = True
