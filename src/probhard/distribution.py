@@ -44,6 +44,18 @@ class Marginals(td.Distribution):
         """Closed-form continuous ranked probability score, (*batch, n)."""
         return self.family.crps(self.loc, self.scale, y)
 
+    def nll(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Negative log density, (*batch, n); 0 where the law is degenerate or the target masked, NaN included."""
+        skip = self.degenerate if mask is None else self.degenerate | ~mask
+        scale = torch.where(skip, 1.0, self.scale)
+        z = torch.where(skip, 0.0, y - self.loc) / scale
+        return torch.where(skip, 0.0, scale.log() - self.family.log_density(z))
+
+    @property
+    def degenerate(self) -> Tensor:
+        """Where the law is a point mass, (*batch, n) bool."""
+        return self.scale == 0
+
     def standardised(self, y: Tensor) -> Tensor:
         """``(y - loc) / scale``, with 0 for 0/0."""
         distance = y - self.loc
@@ -52,6 +64,10 @@ class Marginals(td.Distribution):
     def cdf(self, value: Tensor) -> Tensor:
         """Distribution function."""
         return self.family.cdf(self.standardised(value))
+
+    def pit(self, y: Tensor) -> Tensor:
+        """Probability integral transform: ``cdf``, with a point mass counted half."""
+        return self.cdf(y)
 
     def icdf(self, value: Tensor) -> Tensor:
         """Quantile function."""

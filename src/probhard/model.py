@@ -100,7 +100,7 @@ class ConstrainedModel(nn.Module):
         predicted = self._applied(dist, constraint, self.method.training, self.training_layer)
         total = self._score(predicted, parts.target, parts.mask).sum()
         if self.method.penalty:
-            total = total + self.method.penalty * constraint.residual(predicted.mean).square().sum()
+            total = total + self.method.penalty * constraint.penalty(predicted.mean).sum()
         return total
 
     def forecast(self, batch: Any) -> Projected | LocationScale:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Size, Tensor, nn
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
+from probhard.censored import CensoredMarginals
 from probhard.constraints.base import Constraint
 from probhard.constraints.linear import LinearEquality, broadcast_batch
 from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
@@ -38,8 +39,9 @@ class DPPL(nn.Module):
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"auto"`` and ``"delta"`` use the exact tangent for equalities; ``"monte-carlo"`` takes moments
-            from fixed antithetic draws; ``"keep"`` leaves the covariance, and promises nothing about draws.
+        covariance: ``"delta"`` uses the tangent at the mean; ``"censored"`` clips the marginals of the law projected on
+            the equalities; ``"monte-carlo"`` takes moments from fixed antithetic draws; ``"auto"`` is the first for
+            equalities, the second where bounds are added, the third otherwise. ``"keep"`` promises nothing about draws.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"``, the paper's, or ``"exact"``.
         on_failure: What to do with draws that are not feasible: ``"raise"``, ``"flag"`` or ``"resample"``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
@@ -78,17 +80,32 @@ class DPPL(nn.Module):
             base.validate()
         with _no_autocast(base.loc):
             projector = self._projector(base.loc, base.cov, constraint)
-            if self.covariance in ("keep", "monte-carlo"):
+            kind = self._kind(projector, constraint)
+            if kind == "censored":
+                return Projected(base, constraint, self, projector, laws=projector.censored(base))
+            if kind in ("keep", "monte-carlo"):
                 solution: Solution | None = projector.solve(base.loc)
                 assert solution is not None
                 mean, scale, tangent = solution.value, None, solution.tangent
             else:
                 solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
         if solution is not None:
-            self._check(solution.stats)
-        if self.covariance == "keep":
+            self._check(solution.stats, projector, base.loc)
+        if kind == "keep":
             return LocationScale(mean, base.cov, base.family, validate_args=False)
         return Projected(base, constraint, self, projector, mean, tangent, scale, solution)
+
+    def _kind(self, projector: Projector, constraint: Constraint) -> str:
+        """Where the moments come from."""
+        if self.covariance == "auto":
+            return projector.moments_from
+        if self.covariance == "censored" and projector.moments_from != "censored":
+            raise ParameterError(
+                f"covariance='censored' got the constraint {constraint!r}.",
+                "Marginals are clipped in closed form where bounds are the only inequalities.",
+                "Use covariance='auto', which takes fixed draws here.",
+            )
+        return self.covariance
 
     def project(self, z: Tensor, constraint: Constraint, dist: Any = None, start: Tensor | None = None) -> Solution:
         """Project points z (*samples, *batch, n).
@@ -100,7 +117,7 @@ class DPPL(nn.Module):
             check_finite("The point", z)
         cov = None if dist is None else as_location_scale(dist, validate_args=False).cov
         with _no_autocast(z):
-            return self._checked(self._projector(z, cov, constraint).solve(z, start))
+            return self._solved(self._projector(z, cov, constraint), z, start)
 
     def project_samples(self, samples: Tensor, constraint: Constraint) -> Solution:
         """Project an empirical law, samples (S, *batch, n); the oblique metric takes their own variances."""
@@ -115,7 +132,7 @@ class DPPL(nn.Module):
             check_finite("The sample", samples)
         with _no_autocast(samples):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
-            return self._checked(self._projector(samples, cov, constraint).solve(samples))
+            return self._solved(self._projector(samples, cov, constraint), samples)
 
     def freeze(self, constraint: Constraint) -> FrozenProjection:
         """A fixed metric and shared rows as one matrix product, for export."""
@@ -141,15 +158,16 @@ class DPPL(nn.Module):
         )
         return projector_of(constraint, z, weight, options)
 
-    def _checked(self, solution: Solution) -> Solution:
-        self._check(solution.stats)
+    def _solved(self, projector: Projector, z: Tensor, start: Tensor | None = None) -> Solution:
+        solution = projector.solve(z, start)
+        self._check(solution.stats, projector, z)
         return solution
 
-    def _check(self, stats: Stats) -> None:
+    def _check(self, stats: Stats, projector: Projector, z: Tensor) -> None:
         """Raise for points that are not feasible, unless they are to be flagged."""
         if self.on_failure == "flag" or not self.validate_args or not checking() or bool(stats.converged.all()):
             return  # a mean cannot be drawn again, so "resample" raises here too
-        raise ConvergenceError(
+        raise projector.explain(z, stats) or ConvergenceError(
             failure(stats, "points"),
             "There may be no feasible point, or the variances range over too many orders of magnitude.",
             "Check the constraint, set a floor on the variances, or pass on_failure='flag' and read the stats.",
@@ -179,15 +197,18 @@ class Projected(td.Distribution):
         constraint: Constraint,
         layer: DPPL,
         projector: Projector,
-        mean: Tensor,
-        tangent: Differential,
+        mean: Tensor | None = None,
+        tangent: Differential | None = None,
         scale: Tensor | None = None,
         solution: Solution | None = None,
+        laws: CensoredMarginals | None = None,
     ) -> None:
         self.base, self.constraint, self.layer, self.projector = base, constraint, layer, projector
-        self.tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
+        self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
+        self._laws = laws
         self._fixed: tuple[Tensor, Tensor] | None = None
-        super().__init__(mean.shape[:-1], mean.shape[-1:], validate_args=False)
+        shape = laws.loc.shape if mean is None and laws is not None else cast(Tensor, mean).shape
+        super().__init__(shape[:-1], shape[-1:], validate_args=False)
 
     @property
     def family(self) -> Any:
@@ -197,20 +218,41 @@ class Projected(td.Distribution):
     @property
     def exact(self) -> bool:
         """Whether the marginals are those of the projected law, not only its first two moments."""
+        if self._laws is not None:
+            return not self.projector.equalities
         linear = isinstance(self.constraint, LinearEquality)
-        return self.base.exact and linear and self.layer.covariance != "monte-carlo"
+        return self.base.exact and linear and self._sampled is None
 
     @property
     def mean(self) -> Tensor:
         """Projected mean, (*batch, n)."""
-        return self._moments[0] if self.layer.covariance == "monte-carlo" else self._point
+        if self._laws is not None:
+            if self._point is None:
+                self._point = self._censored_mean(self._laws)
+            return self._point
+        return cast(Tensor, self._point) if self._sampled is None else self._sampled[0]
+
+    def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
+        """The mean of the clipped marginals; where there are equalities too, the feasible point nearest to it."""
+        if not self.projector.equalities:
+            return laws.mean
+        with _no_autocast(laws.mean):
+            return self.layer._solved(self.projector, laws.mean).value
+
+    @property
+    def tangent(self) -> Differential:
+        """The tangent at the projected location."""
+        if self._tangent is None:
+            self._tangent = self._located.tangent
+        return self._tangent
 
     @property
     def scale(self) -> Tensor:
         """Marginal scales (*batch, n); exactly 0 where the constraint fixes a variable."""
         if self._scale is None:
-            self._scale = safe_sqrt(self._moments[1] / self.family.unit_variance)
-        return self._scale.expand(self._point.shape)
+            variance = self._laws.variance if self._laws is not None else self._moments[1]
+            self._scale = safe_sqrt(variance / self.family.unit_variance)
+        return self._scale.expand(self.batch_shape + self.event_shape)
 
     @property
     def variance(self) -> Tensor:
@@ -225,14 +267,19 @@ class Projected(td.Distribution):
     @property
     def marginals(self) -> Marginals:
         """The coordinates' own laws."""
-        return Marginals(self.mean, self.scale, self.family)
+        return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
 
     @property
     def stats(self) -> Stats:
         """How the projection of the mean went."""
+        return self._located.stats
+
+    @property
+    def _located(self) -> Solution:
+        """The projection of the location."""
         if self._solution is None:
-            self._solution = self.projector.solve(self._point.detach())
-        return self._solution.stats
+            self._solution = self.projector.solve(self.base.loc)
+        return self._solution
 
     def as_location_scale(self) -> LocationScale:
         """The projected law as a location-scale one with singular covariance."""
@@ -246,10 +293,12 @@ class Projected(td.Distribution):
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Reparameterised draws, all feasible; see ``on_failure`` for those that cannot be."""
-        solution = self.draw(sample_shape, generator)
+        z = self.base.rsample(sample_shape, generator)
+        with _no_autocast(z):
+            solution = self.projector.solve(z)
         if not checking() or bool(solution.stats.converged.all()):
             return solution.value
-        return self._handle(solution, Size(sample_shape), generator)
+        return self._handle(z, solution, Size(sample_shape), generator)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Draws without gradient, all feasible."""
@@ -258,10 +307,17 @@ class Projected(td.Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
         """The same law with broadcast batch dimensions."""
-        mean = self._point.expand(*Size(batch_shape), *self.event_shape)
         base = self.base.expand(batch_shape)
+        if self._laws is not None:
+            return Projected(base, self.constraint, self.layer, self.projector, laws=self.projector.censored(base))
+        mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
         parts = (self.layer, self.projector, mean, self.tangent, self._scale, self._solution)
         return Projected(base, self.constraint, *parts)
+
+    @property
+    def _sampled(self) -> tuple[Tensor, Tensor] | None:
+        """The moments of fixed draws, where these are what is asked for."""
+        return self._moments if self._scale is None or self._fixed is not None else None
 
     @property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -271,19 +327,20 @@ class Projected(td.Distribution):
         return self._fixed
 
     def _fixed_draws(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(self._point.device).manual_seed(0)
+        generator = torch.Generator(self.base.loc.device).manual_seed(0)
         base, half = self.base, max(1, self.layer.draws // 2)
         shape = (half, *base.batch_shape)
         noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
         moved = base.cov.root(noise)
         with _no_autocast(moved):
-            solution = self.projector.solve(torch.cat([base.loc + moved, base.loc - moved]))
-        self.layer._check(solution.stats)
+            z = torch.cat([base.loc + moved, base.loc - moved])
+            solution = self.projector.solve(z)
+        self.layer._check(solution.stats, self.projector, z)
         draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # flagged, not averaged
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0)
 
-    def _handle(self, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
+    def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
         """Draws with failures among them, as ``on_failure`` asks."""
         value, bad = solution.value, ~solution.stats.converged
         if self.layer.on_failure == "resample":
@@ -297,7 +354,7 @@ class Projected(td.Distribution):
         if self.layer.on_failure == "flag":
             warnings.warn(f"{found} They are NaN.", RuntimeWarning, stacklevel=3)
             return torch.where(bad.unsqueeze(-1), torch.nan, value)
-        raise ConvergenceError(
+        raise self.projector.explain(z, solution.stats) or ConvergenceError(
             found,
             "An infeasible draw is never returned as if it were feasible.",
             "Look for enormous or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",

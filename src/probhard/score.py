@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from probhard.errors import ParameterError, ShapeError, broadcast, check_choice, checking
+from probhard.errors import ParameterError, ShapeError, check_choice, checking
 from probhard.special import betainc, log_beta, log_gamma_half_step
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _marginals(dist: Any, y: Tensor) -> Marginals:
     from probhard.distribution import marginals
 
     laws = marginals(dist)
-    _check_target(broadcast(laws.loc.shape, laws.scale.shape), y)
+    _check_target(laws.batch_shape, y)
     return laws
 
 
@@ -119,19 +119,18 @@ def _skewed_crps(dist: td.Gamma | td.Beta, y: Tensor) -> Tensor:
 
 
 def nll(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Negative log density of the marginals, (*batch, n); coordinates of scale 0 (``degenerate``) give 0."""
-    laws = _marginals(dist, y)
-    skip = laws.scale == 0 if mask is None else (laws.scale == 0) | ~mask
-    scale = torch.where(skip, 1.0, laws.scale)
-    z = torch.where(skip, 0.0, y - laws.loc) / scale
-    return torch.where(skip, 0.0, scale.log() - laws.family.log_density(z))
+    """Negative log density of the marginals, (*batch, n); ``degenerate`` coordinates give 0.
+
+    Where a censored law has a point mass, at a bound, it is the negative log of that mass.
+    """
+    return _marginals(dist, y).nll(y, mask)
 
 
 def degenerate(dist: Any) -> Tensor:
     """Where a coordinate is a point mass, (*batch, n) bool: it has no density and ``nll`` leaves it out."""
     from probhard.distribution import marginals
 
-    return marginals(dist).scale == 0
+    return marginals(dist).degenerate
 
 
 def mse(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -238,12 +237,12 @@ def coverage(dist_or_samples: Any, y: Tensor, level: float = 0.9, mask: Tensor |
 
 
 def pit(dist_or_samples: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Probability integral transform F(y), (*batch, n); draws equal to the target count half."""
+    """Probability integral transform F(y), (*batch, n); draws and point masses at the target count half."""
     if isinstance(dist_or_samples, Tensor):
         _check_samples(dist_or_samples, y)
         return _masked((0.5 * (dist_or_samples < y) + 0.5 * (dist_or_samples <= y)).to(y.dtype).mean(0), mask)
     laws = _marginals(dist_or_samples, y)
-    return _masked(laws.cdf(_observed(y, mask, laws.loc.detach())), mask)
+    return _masked(laws.pit(_observed(y, mask, laws.loc.detach())), mask)
 
 
 @dataclass(frozen=True)

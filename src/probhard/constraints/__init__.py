@@ -1,19 +1,34 @@
 """Constraints: immutable values, structure plus this batch's data; they combine with ``&``."""
 
 from probhard.constraints.base import Constraint
-from probhard.constraints.conservation import Conservation, per_slice, trapezoid_weights
+from probhard.constraints.box import Box, NonNegative
+from probhard.constraints.conservation import Conservation, trapezoid_weights
+from probhard.constraints.curved import Ball, NonlinearInequality
 from probhard.constraints.hierarchy import Hierarchy
 from probhard.constraints.intersection import Intersection
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.constraints.polyhedron import LinearInequality, Monotone, Simplex
+from probhard.constraints.slices import per_slice
+from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
 
 __all__ = [
+    "Ball",
+    "Box",
     "Conservation",
     "Constraint",
     "Hierarchy",
     "Intersection",
     "LinearEquality",
+    "LinearInequality",
+    "Monotone",
+    "NonNegative",
     "NonlinearEquality",
+    "NonlinearInequality",
+    "Simplex",
+    "TotalVariation",
+    "TotalVariationDiminishing",
+    "TotalVariationPenalty",
     "per_slice",
     "trapezoid_weights",
 ]

@@ -1,4 +1,4 @@
-"""Conservation of an integral: ``sum_i weights_i u_i = mass``, for one profile or for every time slice of a field.
+"""Conservation of an integral: ``sum_i weights_i u_i = mass``, of one profile; ``per_slice`` lifts it to a field.
 
 With trapezoid weights it is the discrete integral of a conservation law (paper, section "Enforcing Conservation Laws
 in PDEs"); the right-hand side comes from the caller. Fields flatten time-major, n = nt * nx.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
 from probhard.constraints.linear import LinearEquality, remembered
 from probhard.covariance import check_finite
 from probhard.errors import ParameterError, ShapeError, checking
@@ -56,7 +54,7 @@ class Conservation(LinearEquality):
             )
         self.weights = weights
         right = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else weights.dtype)
-        self._set(_blocks(weights, 1), right.unsqueeze(-1))
+        self._set(conservation_blocks(weights, 1), right.unsqueeze(-1))
 
     @classmethod
     def trapezoid(cls, grid: Tensor, mass: Any) -> Conservation:
@@ -64,7 +62,7 @@ class Conservation(LinearEquality):
         return cls(trapezoid_weights(grid), mass)
 
 
-def _blocks(weights: Tensor, rows: int) -> LinearSystem:
+def conservation_blocks(weights: Tensor, rows: int) -> LinearSystem:
     """One conservation row per block of variables, made ready once for each tensor of weights."""
 
     def build() -> LinearSystem:
@@ -78,40 +76,3 @@ def _blocks(weights: Tensor, rows: int) -> LinearSystem:
         return LinearSystem.blocks(weights if weights.requires_grad else weights.clone(), rows)
 
     return build() if weights.requires_grad else remembered(weights, rows, build)
-
-
-def per_slice(constraint: Constraint, shape: tuple[int, int]) -> LinearEquality:
-    """Lift a slice's constraint to a field of ``shape = (nt, nx)``, flattened time-major.
-
-    The slice's data may differ in time: its second to last dimension is then nt, so a Conservation takes a mass of
-    shape (*batch, nt).
-    """
-    slices, width = shape
-    if not isinstance(constraint, LinearEquality):
-        raise ParameterError(
-            f"per_slice cannot lift a {type(constraint).__name__}.",
-            "Only linear equalities are lifted.",
-            "Build the field's constraint directly.",
-        )
-    if constraint.variables != width:
-        raise ShapeError(
-            f"per_slice got a constraint on {constraint.variables} variables and slices of {width}.",
-            "The constraint speaks of one slice.",
-            f"Use shape=(nt, {constraint.variables}), time first.",
-        )
-    b = constraint.b
-    if b.dim() < 2:
-        b = b.unsqueeze(-2)
-    if b.shape[-2] not in (1, slices):
-        raise ShapeError(
-            f"The slice's data has {b.shape[-2]} entries in time, the field {slices} slices.",
-            "There is one right-hand side per slice.",
-            f"Give it the shape (*batch, {slices}).",
-        )
-    b = b.expand(*b.shape[:-2], slices, -1).flatten(-2)
-    if isinstance(constraint, Conservation):
-        return LinearEquality.from_system(_blocks(constraint.weights, slices), b)
-    matrix, _, held = constraint.stackable()
-    lifted = sp.csr_array(sp.kron(sp.eye_array(slices), matrix))
-    everywhere = (held[None, :] + width * torch.arange(slices).numpy()[:, None]).ravel()
-    return LinearEquality.from_system(LinearSystem.of(lifted, everywhere), b, constraint.rank)

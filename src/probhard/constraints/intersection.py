@@ -1,4 +1,4 @@
-"""Constraints joined by ``&``: the linear equalities as one system of rows, the nonlinear ones beside it."""
+"""Constraints joined by ``&``: the linear equalities as one system of rows, everything else beside it."""
 
 from __future__ import annotations
 
@@ -7,80 +7,105 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, same_variables
+from probhard.constraints.box import Box
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 
 
 class Intersection(Constraint):
-    """Linear and nonlinear equalities at once; made by ``&``.
+    """Several constraints at once; made by ``&``.
 
-    The linear part is projected on first and never left again: it is substituted, not iterated on.
+    The linear equalities are projected on first and never left again: they are substituted, not iterated on.
     """
 
-    def __init__(self, linear: LinearEquality, nonlinear: NonlinearEquality) -> None:
-        self.linear, self.nonlinear = linear, nonlinear
+    def __init__(
+        self,
+        linear: LinearEquality | None = None,
+        nonlinear: NonlinearEquality | None = None,
+        sets: tuple[Constraint, ...] = (),
+    ) -> None:
+        self.linear, self.nonlinear, self.sets = linear, nonlinear, sets
+
+    def parts(self) -> tuple[Constraint, ...]:
+        """The constraints that are joined."""
+        return tuple(part for part in (self.linear, self.nonlinear) if part is not None) + self.sets
 
     @property
-    def variables(self) -> int:
-        return self.linear.variables
+    def variables(self) -> int | None:
+        return next((part.variables for part in self.parts() if part.variables is not None), None)
 
     @property
     def algorithm(self) -> str:
-        return f"{self.linear.algorithm}; {self.nonlinear.algorithm}"
+        return "; ".join(part.algorithm for part in self.parts())
 
     def residual(self, u: Tensor) -> Tensor:
-        return _joined(self.linear.residual(u), self.nonlinear.residual(u))
+        return _joined([part.residual(u) for part in self.parts()], u)
 
     def scale(self, u: Tensor) -> Tensor:
-        return _joined(self.linear.scale(u), self.nonlinear.scale(u))
+        return _joined([part.scale(u) for part in self.parts()], u)
+
+    def excess(self, u: Tensor) -> Tensor:
+        return _joined([part.excess(u) for part in self.parts()], u)
+
+    def excess_scale(self, u: Tensor) -> Tensor:
+        return _joined([part.excess_scale(u) for part in self.parts()], u)
 
     def linear_part(self) -> Constraint:
-        return self.linear
+        return super().linear_part() if self.linear is None else self.linear
+
+    def resolve(self, n: int) -> Constraint:
+        resolved = [part.resolve(n) for part in self.parts()]
+        if all(a is b for a, b in zip(resolved, self.parts())):
+            return self
+        found = resolved[0]
+        for part in resolved[1:]:
+            found = found & part
+        return found
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return type(self)(self.linear.to(*args, **kwargs), self.nonlinear.to(*args, **kwargs))
+        def moved(part: Any) -> Any:
+            return None if part is None else part.to(*args, **kwargs)
 
-    def __and__(self, other: object) -> Constraint:
-        return join(self, other)
-
-    def __rand__(self, other: object) -> Constraint:
-        return join(other, self)
+        return type(self)(moved(self.linear), moved(self.nonlinear), tuple(map(moved, self.sets)))
 
     def __repr__(self) -> str:
-        return f"{self.linear!r} & {self.nonlinear!r}"
+        return " & ".join(map(repr, self.parts()))
 
 
 def join(first: object, second: object) -> Any:
-    """The intersection of two constraints; linear rows are stacked, residual functions concatenated."""
+    """The intersection of two constraints: rows are stacked, functions concatenated, boxes tightened."""
     if not (isinstance(first, Constraint) and isinstance(second, Constraint)):
         return NotImplemented
-    linear = [part for part in (_linear(first), _linear(second)) if part is not None]
-    nonlinear = [part for part in (_nonlinear(first), _nonlinear(second)) if part is not None]
-    rows = linear[0] & linear[1] if len(linear) == 2 else linear[0] if linear else None
-    curved = _both(*nonlinear) if len(nonlinear) == 2 else nonlinear[0] if nonlinear else None
-    if rows is None or curved is None:
-        return rows if curved is None else curved
-    return Intersection(rows, curved)
+    same_variables(first, second)
+    parts = [*_parts(first), *_parts(second)]
+    linear = nonlinear = box = None
+    sets: list[Constraint] = []
+    for part in parts:
+        if isinstance(part, LinearEquality):
+            linear = part if linear is None else linear.stacked(part)
+        elif isinstance(part, NonlinearEquality):
+            nonlinear = part if nonlinear is None else _both(nonlinear, part)
+        elif isinstance(part, Box):
+            box = part if box is None else box.tightened(part)
+        else:
+            sets.append(part)
+    if box is not None:
+        sets.insert(0, box)
+    if len(sets) + (linear is not None) + (nonlinear is not None) == 1:
+        return linear or nonlinear or sets[0]
+    return Intersection(linear, nonlinear, tuple(sets))
 
 
-def _linear(constraint: Constraint) -> LinearEquality | None:
-    if isinstance(constraint, Intersection):
-        return constraint.linear
-    return constraint if isinstance(constraint, LinearEquality) else None
-
-
-def _nonlinear(constraint: Constraint) -> NonlinearEquality | None:
-    if isinstance(constraint, Intersection):
-        return constraint.nonlinear
-    return constraint if isinstance(constraint, NonlinearEquality) else None
+def _parts(constraint: Constraint) -> tuple[Constraint, ...]:
+    return constraint.parts() if isinstance(constraint, Intersection) else (constraint,)
 
 
 def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEquality:
     split = len(first.args)
 
     def fn(u: Tensor, *args: Any) -> Tensor:
-        return _joined(first.fn(u, *args[:split]), second.fn(u, *args[split:]))
+        return _joined([first.fn(u, *args[:split]), second.fn(u, *args[split:])], u)
 
     jacobian = None
     if first.given_jacobian is not None and second.given_jacobian is not None:
@@ -92,6 +117,9 @@ def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEqual
     return NonlinearEquality(fn, (*first.args, *second.args), jacobian)
 
 
-def _joined(first: Tensor, second: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
-    return torch.cat([first.expand(*shape, -1), second.expand(*shape, -1)], -1)
+def _joined(parts: list[Tensor], u: Tensor) -> Tensor:
+    parts = [part for part in parts if part.shape[-1]]
+    if not parts:
+        return u[..., :0]
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*shape, -1) for part in parts], -1)

@@ -125,17 +125,11 @@ class LinearEquality(Constraint):
         held = self.system.held
         return matrix, self.b, np.empty(0, dtype=np.int64) if held is None else held.numpy()
 
-    def __and__(self, other: object) -> Any:
-        if not isinstance(other, LinearEquality):
-            from probhard.constraints.intersection import join  # it builds on this module
+    def linear_part(self) -> Constraint:
+        return self
 
-            return join(self, other)
-        if other.variables != self.variables:
-            raise ShapeError(
-                f"'&' got constraints on {self.variables} and {other.variables} variables.",
-                "They must speak of the same event.",
-                "Lift the smaller one, for instance with per_slice.",
-            )
+    def stacked(self, other: LinearEquality) -> LinearEquality:
+        """The rows of both."""
         (first, b1, held1), (second, b2, held2) = self.stackable(), other.stackable()
         system = LinearSystem.of(sp.csr_array(sp.vstack([first, second])), np.union1d(held1, held2))
         batch = broadcast_batch(b1.shape[:-1], b2.shape[:-1], "the first constraint", "the second")
@@ -199,8 +193,8 @@ def _shared_system(rows: sp.csr_array) -> LinearSystem:
     return LinearSystem.of(rows)
 
 
-def remembered(tensor: Tensor, use: Any, build: Callable[[], LinearSystem]) -> LinearSystem:
-    """The system built from a tensor for a use, kept while the tensor lives and is not changed in place."""
+def remembered(tensor: Tensor, use: Any, build: Callable[[], Any]) -> Any:
+    """What was built from a tensor for a use, kept while the tensor lives and is not changed in place."""
     if not checking():
         return build()
     known = _SYSTEMS.setdefault(tensor, {})

@@ -119,13 +119,6 @@ class NonlinearEquality(Constraint):
     def scale(self, u: Tensor) -> Tensor:
         return self.rows(u).magnitude(u.abs() + 1e-8)
 
-    def linear_part(self) -> Constraint:
-        raise ParameterError(
-            "This constraint has no linear part.",
-            "ProbConserv projects on linear equalities alone.",
-            "Join it with the linear law by '&', or use probhard-inf.",
-        )
-
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
         return type(self)(self.fn, moved, self.given_jacobian, self.pattern)
@@ -151,11 +144,6 @@ class NonlinearEquality(Constraint):
             a.to(u.device, u.dtype if a.is_floating_point() else a.dtype) if isinstance(a, Tensor) else a
             for a in self.args
         )
-
-    def __and__(self, other: object) -> Any:
-        from probhard.constraints.intersection import join  # it builds on this module
-
-        return join(self, other)
 
     def __repr__(self) -> str:
         return f"NonlinearEquality({getattr(self.fn, '__name__', type(self.fn).__name__)})"

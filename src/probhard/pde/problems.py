@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from probhard.constraints.base import Constraint
-from probhard.constraints.conservation import Conservation, per_slice, trapezoid_weights
+from probhard.constraints.conservation import Conservation, trapezoid_weights
+from probhard.constraints.slices import per_slice
 from probhard.errors import ParameterError, checking
 
 STRIDE = 5  # every fifth of the time points is kept, and never the last

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from probhard.censored import CensoredMarginals
 from probhard.covariance import Covariance
+from probhard.distribution import LocationScale
+from probhard.errors import ProbhardError
 from probhard.tangent import Differential
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
@@ -35,9 +38,20 @@ class Solution:
 class Projector(ABC):
     """Projects points on one constraint under one weight."""
 
+    moments_from = "delta"  # where "auto" takes moments from: "delta", "censored" or "monte-carlo"
+    equalities = True  # whether there are equalities among the constraints
+
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         """Project points z (*samples, *batch, n); ``start`` is a guess of the answer, where it is iterated for."""
+
+    def censored(self, base: LocationScale) -> CensoredMarginals:
+        """The marginals of the law projected on the equalities, clipped at the bounds."""
+        raise NotImplementedError
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        """The error of points that failed, where more can be said than that they did."""
+        return None
 
     @abstractmethod
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:

@@ -1,0 +1,218 @@
+"""Projection on a polyhedron: find the face that the nearest point lies on, then project on that face in closed form.
+
+The solvers say on which side of its bounds every variable ends; they work without gradients. What is differentiated
+is one linear projection with the variables at their bounds held there (weight 0, value the bound), so value, gradients
+in points, weights, right-hand sides and bounds, and the exact first-order covariance all come from the tangent of
+equalities. At a kink, where a variable touches its bound without being pressed on it, the variable counts as free.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probhard.censored import CensoredMarginals
+from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.distribution import LocationScale
+from probhard.errors import InfeasibleError, ProbhardError, broadcast
+from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.diagnosis import empty_set
+from probhard.projectors.gathered import Gathered
+from probhard.projectors.lifting import joined, lift, linear_costs, right_sides, without_complement
+from probhard.projectors.linear import LinearProjector
+from probhard.solvers import active_set, search
+from probhard.solvers.quadratic import HELD, Faces, Programme
+from probhard.structure.disjoint import DisjointRows
+from probhard.structure.system import LinearSystem
+from probhard.tangent import DiagonalTangent, Differential
+
+FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
+
+
+class FaceProjector(Projector):
+    """Bounds, rows and shapes with shared rows, under a diagonal weight."""
+
+    def __init__(self, parts: Gathered, weight: Diagonal, options: Options) -> None:
+        self.parts, self.options = parts, options
+        self.weight = weight.variance.to(torch.float64)
+        self.lifting = lift(parts)
+        system = self.lifting.system
+        self.system = None if system is None else without_complement(system).at(self.weight)
+        like = self.weight.new_empty(0)
+        self.bounds = parts.bounds(like)
+        sides = right_sides(parts, like)
+        self.right = joined(sides) if sides else like
+        self.costs = linear_costs(parts, like)
+        self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
+        self.equalities = parts.linear is not None
+
+    def censored(self, base: LocationScale) -> CensoredMarginals:
+        return censored_laws(self.parts, base, Diagonal(self.weight), self.options)
+
+    @property
+    def extra(self) -> int:
+        """Number of auxiliary variables."""
+        return self.lifting.extra
+
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        point, weight, natural, lower, upper, right = self._data(z.to(torch.float64))
+        lead = point.shape[:-1]
+        n = self.parts.variables
+        faces = self._faces(point, weight, natural, lower, upper, right)
+        side = faces.side.reshape(*lead, -1)
+        free = side == 0
+        bound = torch.where(side < 0, lower, upper)
+        held = torch.where(free, point, torch.where(torch.isfinite(bound), bound, 0.0))
+        if self.extra:  # auxiliary centres at their values, so that their proximal cost is nothing
+            centre = faces.value.reshape(*lead, -1)[..., n:]
+            if self.costs is not None:
+                centre = centre - weight[..., n:] * joined(self.costs)
+            held = torch.cat([held[..., :n], torch.where(free[..., n:], centre, held[..., n:])], -1)
+        tangent = self._tangent(free, weight, natural)
+        value = held
+        if tangent is not None:
+            value = tangent.project(held, right)
+            again = torch.where(free, value, held)  # one refinement: held variables keep their bounds exactly
+            value = torch.where(free, tangent.project(again, right), held)
+        found = value[..., :n]
+        found = torch.minimum(torch.maximum(found, lower[..., :n]), upper[..., :n])
+        return self._finished(z, found, FaceTangent(self, tangent, free), faces)
+
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
+        solution = self.solve(z)
+        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        bad = torch.nonzero(~stats.converged)
+        at = tuple(int(i) for i in bad[0])
+        _, _, _, lower, upper, right = self._data(z.detach().to(torch.float64))
+        lower, upper = lower[at], upper[at]
+        where = f" in batch element {at}" if at else ""
+        if self.system is None:
+            return None
+        found = empty_set(self.parts, self.system, right[at], lower, upper)
+        if found is None:
+            return None
+        what, why, fix = found
+        return InfeasibleError(what + where + ".", why, fix)
+
+    def _data(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Points, weights, natural weights, bounds and right-hand sides over all leading dimensions."""
+        n, (lower, upper) = self.parts.variables, self.bounds
+        lead = broadcast(*(x.shape[:-1] for x in (z, self.weight, lower, upper, self.right)))
+        weight = self.weight
+        if self.system is not None and self.system.held is not None:
+            weight = weight.index_fill(-1, self.system.held, 0.0)
+        natural = torch.maximum(weight, FLOOR * weight.amax(-1, keepdim=True)).detach()
+        if self.extra:
+            own = self.lifting.natural(natural)
+            stiff = own * self.lifting.stiffness.to(own)
+            natural, weight = torch.cat([natural, own], -1), torch.cat([weight, stiff], -1)
+            zeros = z.new_zeros(*lead, self.extra)
+            z = torch.cat([z.expand(*lead, n), zeros], -1)
+            lower = torch.cat([lower.expand(*lead, n), zeros], -1)
+            upper = torch.cat([upper.expand(*lead, n), zeros + torch.inf], -1)
+        size = n + self.extra
+        z, weight, natural, lower, upper = (x.expand(*lead, size) for x in (z, weight, natural, lower, upper))
+        return z, weight, natural, lower, upper, self.right.expand(*lead, self.right.shape[-1])
+
+    @torch.no_grad()
+    def _faces(
+        self, point: Tensor, weight: Tensor, natural: Tensor, lower: Tensor, upper: Tensor, right: Tensor
+    ) -> Faces:
+        size = point.shape[-1]
+        if self.system is None:
+            side = (point > upper).to(torch.int8) - (point < lower).to(torch.int8)
+            count = torch.ones(point.shape[:-1], dtype=torch.int64, device=point.device)
+            return Faces(side, point.clamp(lower, upper), count, count > 0)
+        if self.system.pins is not None:
+            pinned = self.system.pins.variable
+            point, right = self.system.substitute(point, right)
+            weight = weight.index_fill(-1, pinned, 0.0)
+            lower, upper = lower.index_fill(-1, pinned, -torch.inf), upper.index_fill(-1, pinned, torch.inf)
+        else:
+            point, right = self.system.substitute(point, right)
+        costed = linear = None
+        if self.extra:
+            costed = torch.arange(size, device=point.device) < self.parts.variables
+        if self.costs is not None:
+            costs = joined(self.costs)
+            linear = torch.cat([costs.new_zeros(*costs.shape[:-1], self.parts.variables), costs], -1)
+            linear = linear.expand(*point.shape[:-1], size).reshape(-1, size)
+        data = [x.reshape(-1, x.shape[-1]) for x in (right, point, weight, natural, lower, upper)]
+        programme = Programme(self.system.core, data[0], data[1], data[2], data[3], data[4], data[5], costed, linear)
+        if isinstance(self.system.core, DisjointRows) and self.costs is None:
+            return search.nearest(programme)
+        return active_set.nearest(programme)
+
+    def _tangent(self, free: Tensor, weight: Tensor, natural: Tensor) -> DiagonalTangent | None:
+        if self.system is None or self.system.core is None:
+            return None
+        system = LinearSystem.__new__(LinearSystem)
+        system.__dict__ = {**vars(self.system), "held": None}
+        return DiagonalTangent(system, Diagonal(torch.where(free, weight, HELD * natural)))
+
+    def _finished(self, z: Tensor, value: Tensor, tangent: FaceTangent, faces: Faces) -> Solution:
+        dtype, lead = z.dtype, value.shape[:-1]
+        if dtype != torch.float64:  # rounding must not leave the bounds
+            value = value.to(dtype)
+            lower, upper = self.parts.bounds(value.detach())
+            value = torch.minimum(torch.maximum(value, lower), upper)
+        size = torch.maximum(z.detach().abs(), value.detach().abs()).amax(-1, keepdim=True)
+        residual = self.parts.constraint.relative_violation(value.detach(), size)
+        residual = residual.nan_to_num(torch.inf)
+        converged = faces.done.reshape(lead) & (residual <= TOLERANCE[dtype])
+        return Solution(value, tangent, Stats(faces.steps.reshape(lead), residual, converged))
+
+
+def censored_laws(parts: Gathered, base: LocationScale, weight: Covariance, options: Options) -> CensoredMarginals:
+    """The law projected on the linear equalities, if there are any, its marginals clipped at the bounds."""
+    loc, scale = base.loc, base.marginals.scale
+    if parts.linear is not None:
+        _, loc, scale, _ = LinearProjector(parts.linear, weight.to(loc.dtype), options).moments(loc, base.cov)
+    lower, upper = parts.bounds(loc)
+    return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
+
+
+class FaceTangent(Differential):
+    """The tangent of the face: inputs and outputs of held variables are 0, the rest is the tangent of the rows."""
+
+    def __init__(self, projector: FaceProjector, rows: DiagonalTangent | None, free: Tensor) -> None:
+        self.rows, self.free, self.variables = rows, free, projector.parts.variables
+        self.extra = projector.extra
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.free.shape[:-1], self.variables))
+
+    def apply(self, x: Tensor) -> Tensor:
+        if self.rows is None:
+            return torch.where(self.free, x, 0.0)
+        found = self.rows.apply(self._padded(x))
+        return self._cut(found).to(x.dtype)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        if self.rows is None:
+            return torch.where(self.free, x, 0.0)
+        return self._cut(self.rows.transpose(self._padded(x))).to(x.dtype)
+
+    def variance(self, cov: Covariance) -> Tensor:
+        if isinstance(cov, Diagonal):
+            if self.rows is None:
+                return torch.where(self.free, cov.variance, 0.0)
+            return self._cut(self.rows.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
+        if self.rows is None:
+            return torch.where(self.free, cov.diagonal(), 0.0)
+        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
+        columns = cov.root(eye.reshape(-1, *[1] * (len(self.free.shape) - 1), cov.root_size))
+        return self.apply(columns).square().sum(0)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Free inputs, auxiliary ones 0."""
+        x = x.to(torch.float64)
+        if self.extra:
+            x = torch.cat([x, x.new_zeros(*x.shape[:-1], self.extra)], -1)
+        return torch.where(self.free, x, 0.0)
+
+    def _cut(self, x: Tensor) -> Tensor:
+        return torch.where(self.free, x, 0.0)[..., : self.variables]

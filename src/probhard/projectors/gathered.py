@@ -1,0 +1,89 @@
+"""A constraint's parts by kind, in the simplest terms, for a known number of variables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.base import Constraint
+from probhard.constraints.box import Box
+from probhard.constraints.curved import NonlinearInequality
+from probhard.constraints.intersection import Intersection
+from probhard.constraints.linear import LinearEquality
+from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.constraints.polyhedron import LinearInequality, Monotone
+from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
+from probhard.errors import ParameterError
+
+Shape = Monotone | TotalVariation | TotalVariationPenalty
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What there is to satisfy."""
+
+    constraint: Constraint
+    variables: int
+    linear: LinearEquality | None = None
+    nonlinear: NonlinearEquality | None = None
+    box: Box | None = None
+    rows: tuple[LinearInequality, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    curved: tuple[NonlinearInequality, ...] = ()
+    diminishing: TotalVariationDiminishing | None = None
+    programs: tuple[Constraint, ...] = ()
+
+    @property
+    def equalities(self) -> bool:
+        """Whether there is nothing but equalities."""
+        return not (self.box or self.rows or self.shapes or self.curved or self.diminishing or self.programs)
+
+    @property
+    def bounded_only(self) -> bool:
+        """Whether bounds are the only inequalities."""
+        return not (self.rows or self.shapes or self.curved or self.diminishing or self.programs)
+
+    @property
+    def polyhedral(self) -> bool:
+        """Whether there is nothing curved."""
+        return self.nonlinear is None and not (self.curved or self.diminishing or self.programs)
+
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds (*batch, n) in the dtype of ``like``; infinite where there are none."""
+        if self.box is None:
+            lower = torch.full((self.variables,), -torch.inf, dtype=like.dtype, device=like.device)
+            return lower, -lower
+        lower, upper = self.box.lower.to(like), self.box.upper.to(like)
+        return tuple(x.expand(*x.shape[:-1], self.variables) for x in (lower, upper))  # type: ignore[return-value]
+
+
+def gather(constraint: Constraint, n: int) -> Gathered:
+    """The parts of a constraint on n variables."""
+    resolved = constraint.resolve(n)
+    parts = resolved.parts() if isinstance(resolved, Intersection) else (resolved,)
+    linear = next((p for p in parts if isinstance(p, LinearEquality)), None)
+    nonlinear = next((p for p in parts if isinstance(p, NonlinearEquality)), None)
+    box = next((p for p in parts if isinstance(p, Box)), None)
+    kinds: dict[type, list] = {LinearInequality: [], Shape: [], NonlinearInequality: []}  # type: ignore[dict-item]
+    diminishing: TotalVariationDiminishing | None = None
+    programs: list[Constraint] = []
+    for part in parts:
+        if isinstance(part, LinearEquality | NonlinearEquality | Box):
+            continue
+        kind = next((k for k in kinds if isinstance(part, k)), None)
+        if kind is not None:
+            kinds[kind].append(part)
+        elif isinstance(part, TotalVariationDiminishing):
+            diminishing = part
+        elif hasattr(part, "programme"):
+            programs.append(part)
+        else:
+            raise ParameterError(
+                f"DPPL got a {type(part).__name__} as its constraint.",
+                "It is not a constraint that a projector knows.",
+                "Pass constraints of this library, or several joined by '&'.",
+            )
+    rows, shapes, curved = (tuple(found) for found in kinds.values())
+    return Gathered(constraint, n, linear, nonlinear, box, rows, shapes, curved, diminishing, tuple(programs))

@@ -1,0 +1,251 @@
+"""One registry of sets with inequalities, each beside an independent description: dense rows, bounds and cvxpy terms.
+
+A new set is tested everywhere by adding an entry. Batches have ``BATCH`` elements; data of one element or of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import torch
+from torch import Tensor
+
+import probhard as ph
+from registry import OVERLAPPING, binary_tree, crossed
+
+BATCH = 3
+INF = torch.inf
+TIGHT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+Terms = tuple[list[cp.Constraint], Any]  # constraints, and what is added to the objective
+
+generator = torch.Generator().manual_seed(31)
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=generator, dtype=torch.float64) + 0.1
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Set:
+    """A constraint, and the same set in other words."""
+
+    build: Callable[[], ph.Constraint]
+    n: int
+    lower: Any = -INF  # number, (n,) or (BATCH, n)
+    upper: Any = INF
+    A: Any = None  # (q, n) or (BATCH, q, n)
+    b: Any = 0.0  # number, (q,) or (BATCH, q)
+    G: Any = None  # (p, n) or (BATCH, p, n)
+    d: Any = 0.0
+    also: Callable[[cp.Variable], Terms] = lambda u: ([], 0)
+    loc: float = 0.5  # where typical means are
+    projection: bool = True  # False for a proximal map: points inside move
+
+    def data(self, name: str, element: int) -> np.ndarray:
+        """Bounds (n,), rows (q, n) or right-hand sides (q,) of one element of the batch."""
+        value = torch.as_tensor(getattr(self, name), dtype=torch.float64)
+        own = 2 if name in "AG" else 1
+        value = value[element] if value.dim() > own else value
+        if name in "bd":
+            value = value.expand(torch.as_tensor(self.A if name == "b" else self.G).shape[-2])
+        return (value.expand(self.n) if name in ("lower", "upper") else value).numpy()
+
+    def describe(self, u: cp.Variable, element: int = 0) -> Terms:
+        """The set of one element of the batch for cvxpy."""
+        lower, upper = self.data("lower", element), self.data("upper", element)
+        low, high = np.flatnonzero(np.isfinite(lower)), np.flatnonzero(np.isfinite(upper))
+        found, extra = self.also(u)
+        found = list(found)
+        if len(low):
+            found.append(u[low] >= lower[low])
+        if len(high):
+            found.append(u[high] <= upper[high])
+        if self.A is not None:
+            found.append(self.data("A", element) @ u == self.data("b", element))
+        if self.G is not None:
+            found.append(self.data("G", element) @ u <= self.data("d", element))
+        return found, extra
+
+    def equality_violation(self, u: Tensor) -> float:
+        """The largest residual of u (..., BATCH, n) relative to the terms that cancel."""
+        if self.A is None:
+            return 0.0
+        worst = 0.0
+        for k in range(BATCH):
+            A, b, x = self.data("A", k), self.data("b", k), u[..., k, :].numpy()
+            size = np.maximum(np.abs(x) @ np.abs(A).T + np.abs(b), 1e-6 * np.abs(x).max(-1, keepdims=True) + 1e-300)
+            worst = max(worst, float((np.abs(x @ A.T - b) / size).max()))
+        return worst
+
+    def inequality_violation(self, u: Tensor) -> float:
+        """The largest excess of the rows G at u (..., BATCH, n), relative to their terms."""
+        worst = 0.0
+        for k in range(BATCH if self.G is not None else 0):
+            G, d, x = self.data("G", k), self.data("d", k), u[..., k, :].numpy()
+            size = np.abs(x) @ np.abs(G).T + np.abs(d) + 1e-300
+            worst = max(worst, float(((x @ G.T - d) / size).max()))
+        return worst
+
+    def outside(self, u: Tensor) -> int:
+        """How many numbers of u (..., BATCH, n) are not within their bounds: no tolerance."""
+        lower, upper = (torch.as_tensor(x, dtype=torch.float64).to(u.dtype) for x in (self.lower, self.upper))
+        return int((~((u >= lower) & (u <= upper))).sum())
+
+
+@cache
+def _problem(name: str, element: int, coupled: bool) -> tuple[cp.Problem, cp.Variable, cp.Parameter, cp.Parameter]:
+    entry = SETS[name]
+    n = entry.n
+    u, goal = cp.Variable(n), cp.Parameter(n)
+    root = cp.Parameter((n, n)) if coupled else cp.Parameter(n)
+    turned = root @ u if coupled else cp.multiply(root, u)
+    constraints, extra = entry.describe(u, element)
+    return cp.Problem(cp.Minimize(0.5 * cp.sum_squares(turned - goal) + extra), constraints), u, root, goal
+
+
+def nearest(name: str, z: Tensor, weight: Tensor) -> Tensor:
+    """Clarabel's nearest points to z (..., BATCH, n); weight (BATCH, n), or (BATCH, n, n) where it couples."""
+    coupled = weight.dim() == 3
+    fixed = all(torch.as_tensor(getattr(SETS[name], k)).dim() <= 1 for k in ("lower", "upper", "b", "d"))
+    fixed = fixed and all(x is None or torch.as_tensor(x).dim() == 2 for x in (SETS[name].A, SETS[name].G))
+    found = torch.empty_like(z)
+    for index in np.ndindex(*z.shape[:-1]):
+        k = index[-1]
+        problem, u, root, goal = _problem(name, 0 if fixed else k, coupled)
+        point = z[index].numpy()
+        root.value = np.linalg.inv(np.linalg.cholesky(weight[k].numpy())) if coupled else weight[k].numpy() ** -0.5
+        goal.value = root.value @ point if coupled else root.value * point
+        problem.solve(solver=cp.CLARABEL, **TIGHT)
+        assert problem.status in ("optimal", "optimal_inaccurate"), (name, index, problem.status)
+        found[index] = torch.from_numpy(u.value)
+    return found
+
+
+def coherence(S: np.ndarray) -> np.ndarray:
+    """Aggregates less the sums of their bottom series."""
+    above = S.shape[0] - S.shape[1]
+    return np.hstack([np.eye(above), -S[:above]])
+
+
+def differences(n: int, slices: int = 1) -> np.ndarray:
+    """``u_(i+1) - u_i`` within each slice."""
+    width = n // slices
+    return np.kron(np.eye(slices), np.eye(width)[1:] - np.eye(width)[:-1])
+
+
+def by_slice(row: Any, slices: int) -> np.ndarray:
+    return np.kron(np.eye(slices), np.atleast_2d(np.asarray(row)))
+
+
+def tv_bound(amount: float) -> Callable[[cp.Variable], Terms]:
+    return lambda u: ([cp.tv(u) <= amount], 0)
+
+
+def tv_penalty(amount: float) -> Callable[[cp.Variable], Terms]:
+    return lambda u: ([], amount * cp.tv(u))
+
+
+LOW, HIGH = torch.tensor([[0.0], [-1.0], [0.5]]), torch.tensor([[1.0], [0.3], [0.9]])
+SIDED = torch.tensor([0.0, -INF, -1.0, -INF, 0.5, 0.0]), torch.tensor([INF, 1.0, 1.0, INF, INF, 0.1])
+EQUAL = torch.tensor([0.0, 0.4, 0.0, 0.0]), torch.tensor([1.0, 0.4, 1.0, 1.0])
+GENERAL, GENERAL_RIGHT = randn(20, 12), rand(20)
+BATCHED, BATCHED_RIGHT = randn(BATCH, 5, 8), rand(BATCH, 5)
+GRID, MASSES, SLICE_MASSES = rand(7), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 1.0, 1.5, 0.9])
+SIGNED = randn(7)
+TREE, DEEP, CROSSED, BELOW = binary_tree(2), binary_tree(3), crossed(4, 3), torch.rand(8, generator=generator)
+FEW, MANY = randn(3, 8), randn(6, 8)
+PINS, PINNED = torch.eye(6)[[0, 5]], torch.tensor([0.3, 0.1])
+CAPS = torch.full((7,), INF)
+CAPS[[1, 4]] = torch.tensor([1.5, 0.4])
+RISING = torch.linspace(0.0, 1.0, 8), torch.linspace(0.5, 1.2, 8) + 0.3 * torch.rand(8, generator=generator)
+EXTRA_ROWS = randn(2, 7)
+
+SETS: dict[str, Set] = {
+    "box": Set(lambda: ph.Box(0.0, 1.0), 6, 0.0, 1.0),
+    "box per batch": Set(lambda: ph.Box(LOW.expand(3, 6), HIGH.expand(3, 6)), 6, LOW.expand(3, 6), HIGH.expand(3, 6)),
+    "non-negative": Set(lambda: ph.NonNegative(), 6, 0.0),
+    "one-sided": Set(lambda: ph.Box(*SIDED), 6, *SIDED),
+    "equal bounds": Set(lambda: ph.Box(*EQUAL), 4, *EQUAL),
+    "inequalities": Set(lambda: ph.LinearInequality(GENERAL, GENERAL_RIGHT), 12, G=GENERAL, d=GENERAL_RIGHT),
+    "batched inequalities": Set(lambda: ph.LinearInequality(BATCHED, BATCHED_RIGHT), 8, G=BATCHED, d=BATCHED_RIGHT),
+    "simplex": Set(lambda: ph.Simplex(), 6, 0.0, A=np.ones((1, 6)), b=1.0),
+    "simplex per batch": Set(lambda: ph.Simplex(MASSES), 6, 0.0, A=np.ones((1, 6)), b=MASSES[:, None]),
+    "simplex slices": Set(
+        lambda: ph.per_slice(ph.Simplex(SLICE_MASSES), (4, 5)), 20, 0.0, A=by_slice(np.ones(5), 4), b=SLICE_MASSES
+    ),
+    "mass and box": Set(lambda: ph.Conservation(GRID, 1.2) & ph.Box(0.0, 1.0), 7, 0.0, 1.0, GRID[None], 1.2),
+    "mass and box per batch": Set(
+        lambda: ph.Conservation(GRID, MASSES) & ph.Box(LOW - 1, HIGH + 1),
+        7, (LOW - 1).expand(3, 7), (HIGH + 1).expand(3, 7), GRID[None], MASSES[:, None],
+    ),
+    "mass of any sign and box": Set(
+        lambda: ph.Conservation(SIGNED, 0.3) & ph.Box(0.0, 1.0), 7, 0.0, 1.0, SIGNED[None], 0.3
+    ),
+    "mass and box per slice": Set(
+        lambda: ph.per_slice(ph.Conservation(GRID[:5], SLICE_MASSES) & ph.Box(0.0, 1.0), (4, 5)),
+        20, 0.0, 1.0, by_slice(GRID[:5], 4), SLICE_MASSES,
+    ),
+    "row of ones, non-negative": Set(
+        lambda: ph.LinearEquality(torch.ones(1, 6), 2.0) & ph.NonNegative(), 6, 0.0, A=np.ones((1, 6)), b=2.0
+    ),
+    "mass at most, box": Set(
+        lambda: ph.LinearInequality(GRID[None], 1.0) & ph.Box(0.0, 1.0), 7, 0.0, 1.0, G=GRID[None], d=1.0
+    ),
+    "tree": Set(lambda: ph.Hierarchy(TREE) & ph.NonNegative(), 7, 0.0, A=coherence(TREE)),
+    "crossed": Set(lambda: ph.Hierarchy(CROSSED) & ph.NonNegative(), 124, 0.0, A=coherence(CROSSED)),
+    "overlapping": Set(lambda: ph.Hierarchy(OVERLAPPING) & ph.NonNegative(), 10, 0.0, A=coherence(OVERLAPPING)),
+    "tree with caps": Set(lambda: ph.Hierarchy(TREE) & ph.Box(0.0, CAPS), 7, 0.0, CAPS, coherence(TREE)),
+    "fixed nodes": Set(
+        lambda: ph.Hierarchy(DEEP).fix([1, 9], [5.0, 1.0]) & ph.NonNegative(),
+        15, 0.0, A=np.vstack([coherence(DEEP), np.eye(15)[[1, 9]]]), b=[0.0] * 7 + [5.0, 1.0],
+    ),
+    "pins and mass": Set(
+        lambda: ph.Conservation(GRID[:6], 2.0) & ph.LinearEquality(PINS, PINNED) & ph.NonNegative(),
+        6, 0.0, A=torch.cat([GRID[None, :6], PINS]), b=torch.cat([torch.tensor([2.0]), PINNED]),
+    ),
+    "dense rows and box": Set(
+        lambda: ph.LinearEquality(FEW, FEW @ BELOW) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, FEW, FEW @ BELOW
+    ),
+    "many rows and box": Set(
+        lambda: ph.LinearEquality(MANY, MANY @ BELOW) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, MANY, MANY @ BELOW
+    ),
+    "increasing": Set(lambda: ph.Monotone(), 8, G=-differences(8)),
+    "decreasing": Set(lambda: ph.Monotone("decreasing"), 8, G=differences(8)),
+    "increasing in a box": Set(lambda: ph.Monotone() & ph.Box(0.0, 1.0), 8, 0.0, 1.0, G=-differences(8)),
+    "increasing between profiles": Set(lambda: ph.Monotone() & ph.Box(*RISING), 8, *RISING, G=-differences(8)),
+    "increasing with mass in a box": Set(
+        lambda: ph.Monotone() & ph.Conservation(GRID, 1.2) & ph.Box(0.0, 1.0),
+        7, 0.0, 1.0, GRID[None], 1.2, -differences(7),
+    ),
+    "decreasing with mass per slice": Set(
+        lambda: ph.per_slice(
+            ph.Monotone("decreasing") & ph.Conservation(GRID[:5], SLICE_MASSES) & ph.Box(0.0, 1.0), (4, 5)
+        ),
+        20, 0.0, 1.0, by_slice(GRID[:5], 4), SLICE_MASSES, differences(20, 4),
+    ),
+    "variation": Set(lambda: ph.TotalVariation(1.5), 8, also=tv_bound(1.5)),
+    "variation in a box": Set(
+        lambda: ph.TotalVariation(0.8) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, also=tv_bound(0.8)
+    ),
+    "variation with mass in a box": Set(
+        lambda: ph.TotalVariation(0.8) & ph.Conservation(GRID, 1.2) & ph.Box(0.0, 1.0),
+        7, 0.0, 1.0, GRID[None], 1.2, also=tv_bound(0.8),
+    ),
+    "penalty": Set(lambda: ph.TotalVariationPenalty(0.3), 8, also=tv_penalty(0.3), projection=False),
+    "penalty in a box": Set(
+        lambda: ph.TotalVariationPenalty(0.3) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, also=tv_penalty(0.3), projection=False
+    ),
+    "inequalities on a tree": Set(
+        lambda: ph.LinearInequality(EXTRA_ROWS, 1.0) & ph.Hierarchy(TREE) & ph.NonNegative(),
+        7, 0.0, A=coherence(TREE), G=EXTRA_ROWS, d=1.0,
+    ),
+}  # fmt: skip
