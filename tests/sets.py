@@ -34,6 +34,10 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+def tensor(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Set:
     """A constraint, and the same set in other words."""
@@ -47,8 +51,10 @@ class Set:
     G: Any = None  # (p, n) or (BATCH, p, n)
     d: Any = 0.0
     also: Callable[[cp.Variable], Terms] = lambda u: ([], 0)
+    beyond: Callable[[Tensor], list[Tensor]] | None = None  # excesses of what ``also`` says
     loc: float = 0.5  # where typical means are
     projection: bool = True  # False for a proximal map: points inside move
+    soon: bool = False  # skipped while it cannot be built or projected on
 
     def data(self, name: str, element: int) -> np.ndarray:
         """Bounds (n,), rows (q, n) or right-hand sides (q,) of one element of the batch."""
@@ -75,24 +81,21 @@ class Set:
             found.append(self.data("G", element) @ u <= self.data("d", element))
         return found, extra
 
-    def equality_violation(self, u: Tensor) -> float:
-        """The largest residual of u (..., BATCH, n) relative to the terms that cancel."""
-        if self.A is None:
-            return 0.0
+    def violation(self, u: Tensor, z: Tensor) -> float:
+        """The largest violation of rows and terms at u, both (..., BATCH, n), relative to what cancels in them.
+
+        Terms below a millionth of the points z that were projected count as that large.
+        """
         worst = 0.0
         for k in range(BATCH):
-            A, b, x = self.data("A", k), self.data("b", k), u[..., k, :].numpy()
-            size = np.maximum(np.abs(x) @ np.abs(A).T + np.abs(b), 1e-6 * np.abs(x).max(-1, keepdims=True) + 1e-300)
-            worst = max(worst, float((np.abs(x @ A.T - b) / size).max()))
-        return worst
-
-    def inequality_violation(self, u: Tensor) -> float:
-        """The largest excess of the rows G at u (..., BATCH, n), relative to their terms."""
-        worst = 0.0
-        for k in range(BATCH if self.G is not None else 0):
-            G, d, x = self.data("G", k), self.data("d", k), u[..., k, :].numpy()
-            size = np.abs(x) @ np.abs(G).T + np.abs(d) + 1e-300
-            worst = max(worst, float(((x @ G.T - d) / size).max()))
+            x, floor = u[..., k, :].double().numpy(), 1e-6 * z[..., k, :].double().abs().amax(-1, keepdim=True).numpy()
+            for rows, right, side in (("A", "b", np.abs), ("G", "d", lambda r: np.maximum(r, 0))):
+                if getattr(self, rows) is not None:
+                    M, m = self.data(rows, k), self.data(right, k)
+                    size = np.maximum(np.abs(x) @ np.abs(M).T + np.abs(m), floor)
+                    worst = max(worst, float((side(x @ M.T - m) / size).max()))
+        for found in self.beyond(u) if self.beyond is not None else ():
+            worst = max(worst, float(found.max() / z.abs().max()))
         return worst
 
     def outside(self, u: Tensor) -> int:
@@ -130,6 +133,20 @@ def nearest(name: str, z: Tensor, weight: Tensor) -> Tensor:
     return found
 
 
+def triangle(n: int) -> Tensor:
+    return randn(BATCH, n, n).tril(-1) / n + torch.diag_embed(rand(BATCH, n))
+
+
+METRICS: dict[str, Callable[[int], tuple[str | ph.Metric, ph.Covariance]]] = {  # metric, and covariance (BATCH, n)
+    "oblique": lambda n: ("oblique", ph.Diagonal(rand(BATCH, n))),
+    "orthogonal": lambda n: ("orthogonal", ph.Diagonal(rand(BATCH, n))),
+    "diagonal metric": lambda n: (ph.DiagonalMetric(rand(n)), ph.Diagonal(rand(BATCH, n))),
+    "low rank": lambda n: ("oblique", ph.LowRank(randn(BATCH, n, 2), rand(BATCH, n))),
+    "dense": lambda n: ("oblique", ph.Dense(triangle(n))),
+}
+DIAGONAL = ("oblique", "orthogonal", "diagonal metric")
+
+
 def coherence(S: np.ndarray) -> np.ndarray:
     """Aggregates less the sums of their bottom series."""
     above = S.shape[0] - S.shape[1]
@@ -146,28 +163,46 @@ def by_slice(row: Any, slices: int) -> np.ndarray:
     return np.kron(np.eye(slices), np.atleast_2d(np.asarray(row)))
 
 
-def tv_bound(amount: float) -> Callable[[cp.Variable], Terms]:
-    return lambda u: ([cp.tv(u) <= amount], 0)
+def tv_bound(amount: float) -> dict[str, Any]:
+    return {
+        "also": lambda u: ([cp.tv(u) <= amount], 0),
+        "beyond": lambda u: [u.diff(dim=-1).abs().sum(-1) - amount],
+    }
 
 
-def tv_penalty(amount: float) -> Callable[[cp.Variable], Terms]:
-    return lambda u: ([], amount * cp.tv(u))
+def tv_penalty(amount: float) -> dict[str, Any]:
+    return {"also": lambda u: ([], amount * cp.tv(u)), "projection": False}
 
 
-LOW, HIGH = torch.tensor([[0.0], [-1.0], [0.5]]), torch.tensor([[1.0], [0.3], [0.9]])
-SIDED = torch.tensor([0.0, -INF, -1.0, -INF, 0.5, 0.0]), torch.tensor([INF, 1.0, 1.0, INF, INF, 0.1])
-EQUAL = torch.tensor([0.0, 0.4, 0.0, 0.0]), torch.tensor([1.0, 0.4, 1.0, 1.0])
+def ball(radius: float, center: Tensor) -> dict[str, Any]:
+    return {
+        "also": lambda u: ([cp.norm(u - center.numpy()) <= radius], 0),
+        "beyond": lambda u: [(u - center.to(u)).norm(dim=-1) - radius],
+    }
+
+
+def exponential(total: float) -> dict[str, Any]:
+    return {
+        "also": lambda u: ([cp.sum(cp.exp(u)) <= total], 0),
+        "beyond": lambda u: [u.exp().sum(-1) - total],
+    }
+
+
+LOW, HIGH = tensor([[0.0], [-1.0], [0.5]]), tensor([[1.0], [0.3], [0.9]])
+SIDED = tensor([0.0, -INF, -1.0, -INF, 0.5, 0.0]), tensor([INF, 1.0, 1.0, INF, INF, 0.1])
+EQUAL = tensor([0.0, 0.4, 0.0, 0.0]), tensor([1.0, 0.4, 1.0, 1.0])
 GENERAL, GENERAL_RIGHT = randn(20, 12), rand(20)
 BATCHED, BATCHED_RIGHT = randn(BATCH, 5, 8), rand(BATCH, 5)
-GRID, MASSES, SLICE_MASSES = rand(7), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 1.0, 1.5, 0.9])
+GRID, MASSES, SLICE_MASSES = rand(7), tensor([1.0, 2.0, 3.0]), tensor([0.5, 1.0, 1.5, 0.9])
 SIGNED = randn(7)
-TREE, DEEP, CROSSED, BELOW = binary_tree(2), binary_tree(3), crossed(4, 3), torch.rand(8, generator=generator)
+TREE, DEEP, CROSSED, BELOW = binary_tree(2), binary_tree(3), crossed(4, 3), rand(8) - 0.1
 FEW, MANY = randn(3, 8), randn(6, 8)
-PINS, PINNED = torch.eye(6)[[0, 5]], torch.tensor([0.3, 0.1])
-CAPS = torch.full((7,), INF)
-CAPS[[1, 4]] = torch.tensor([1.5, 0.4])
-RISING = torch.linspace(0.0, 1.0, 8), torch.linspace(0.5, 1.2, 8) + 0.3 * torch.rand(8, generator=generator)
+PINS, PINNED = torch.eye(6, dtype=torch.float64)[[0, 5]], tensor([0.3, 0.1])
+CAPS = tensor([INF] * 7)
+CAPS[[1, 4]] = tensor([1.5, 0.4])
+RISING = tensor(np.linspace(0.0, 1.0, 8)), tensor(np.linspace(0.5, 1.2, 8)) + 0.3 * rand(8)
 EXTRA_ROWS = randn(2, 7)
+CENTER = rand(6)
 
 SETS: dict[str, Set] = {
     "box": Set(lambda: ph.Box(0.0, 1.0), 6, 0.0, 1.0),
@@ -210,7 +245,7 @@ SETS: dict[str, Set] = {
     ),
     "pins and mass": Set(
         lambda: ph.Conservation(GRID[:6], 2.0) & ph.LinearEquality(PINS, PINNED) & ph.NonNegative(),
-        6, 0.0, A=torch.cat([GRID[None, :6], PINS]), b=torch.cat([torch.tensor([2.0]), PINNED]),
+        6, 0.0, A=torch.cat([GRID[None, :6], PINS]), b=torch.cat([tensor([2.0]), PINNED]),
     ),
     "dense rows and box": Set(
         lambda: ph.LinearEquality(FEW, FEW @ BELOW) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, FEW, FEW @ BELOW
@@ -232,20 +267,35 @@ SETS: dict[str, Set] = {
         ),
         20, 0.0, 1.0, by_slice(GRID[:5], 4), SLICE_MASSES, differences(20, 4),
     ),
-    "variation": Set(lambda: ph.TotalVariation(1.5), 8, also=tv_bound(1.5)),
+    "variation": Set(lambda: ph.TotalVariation(1.5), 8, **tv_bound(1.5)),
     "variation in a box": Set(
-        lambda: ph.TotalVariation(0.8) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, also=tv_bound(0.8)
+        lambda: ph.TotalVariation(0.8) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, **tv_bound(0.8)
     ),
     "variation with mass in a box": Set(
         lambda: ph.TotalVariation(0.8) & ph.Conservation(GRID, 1.2) & ph.Box(0.0, 1.0),
-        7, 0.0, 1.0, GRID[None], 1.2, also=tv_bound(0.8),
+        7, 0.0, 1.0, GRID[None], 1.2, **tv_bound(0.8),
     ),
-    "penalty": Set(lambda: ph.TotalVariationPenalty(0.3), 8, also=tv_penalty(0.3), projection=False),
+    "penalty": Set(lambda: ph.TotalVariationPenalty(0.3), 8, **tv_penalty(0.3)),
     "penalty in a box": Set(
-        lambda: ph.TotalVariationPenalty(0.3) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, also=tv_penalty(0.3), projection=False
+        lambda: ph.TotalVariationPenalty(0.3) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, **tv_penalty(0.3)
     ),
     "inequalities on a tree": Set(
         lambda: ph.LinearInequality(EXTRA_ROWS, 1.0) & ph.Hierarchy(TREE) & ph.NonNegative(),
         7, 0.0, A=coherence(TREE), G=EXTRA_ROWS, d=1.0,
+    ),
+    "ball": Set(lambda: ph.Ball(1.5), 6, **ball(1.5, torch.zeros(6, dtype=torch.float64)), soon=True),
+    "ball in a box": Set(
+        lambda: ph.Ball(1.0, CENTER) & ph.Box(0.0, 1.0), 6, 0.0, 1.0, **ball(1.0, CENTER), soon=True
+    ),
+    "ball with mass": Set(
+        lambda: ph.Ball(1.0, CENTER) & ph.Conservation(GRID[:6], GRID[:6] @ CENTER + 0.2),
+        6, A=GRID[None, :6], b=float(GRID[:6] @ CENTER + 0.2), **ball(1.0, CENTER), soon=True,
+    ),
+    "smooth": Set(
+        lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0), soon=True
+    ),
+    "programme": Set(
+        lambda: ph.ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
+        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], soon=True,
     ),
 }  # fmt: skip

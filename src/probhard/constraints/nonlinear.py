@@ -134,7 +134,7 @@ class NonlinearEquality(Constraint):
                 fits = value.dim() <= len(lead) + 1
                 if not fits or any(a not in (1, b) for a, b in zip(value.shape[-2::-1], lead[::-1])):
                     return None
-                value = value.expand(*lead, value.shape[-1]).reshape(-1, value.shape[-1])[points]
+                value = value.expand(*lead, value.shape[-1]).flatten(0, len(lead) - 1)[points]
             picked.append(value)
         return NonlinearEquality(self.fn, tuple(picked), self.given_jacobian, self.pattern)
 

@@ -24,6 +24,7 @@ class Stats:
     steps: Tensor
     residual: Tensor  # relative to the terms that should cancel
     converged: Tensor  # feasible and, where it was iterated for, stationary
+    local: bool = False  # whether the set is not convex, so that a nearer point may exist elsewhere
 
 
 @dataclass(frozen=True)

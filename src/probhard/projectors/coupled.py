@@ -1,8 +1,8 @@
 """Projection on a polyhedron where nothing is shared: metrics that couple variables, rows that differ in the batch.
 
 With ``W = R R^T`` the point is ``u = z + R e`` and e has unit cost. Every row j of the parts becomes the row
-``j R e + s = d - j z`` with an auxiliary variable, a bounded variable the row ``u_i - R_i e = z_i``; so the rows are dense and each element
-costs the cube of their number. The face is found and differentiated as in ``faces``.
+``j R e + s = d - j z`` with an auxiliary variable, a bounded variable the row ``u_i - R_i e = z_i``; so the rows are
+dense and each element costs the cube of their number. The face is found and differentiated as in ``faces``.
 """
 
 from __future__ import annotations
@@ -96,10 +96,7 @@ class CoupledProjector(Projector):
         free, bound = side == 0, torch.where(side < 0, lower, upper)
         around = faces.value.reshape(*lead, -1)[..., costs:]
         if self.costs is not None:
-            paid = torch.cat(
-                [joined(self.costs), around.new_zeros(len(self.bounded)).expand(*joined(self.costs).shape[:-1], -1)], -1
-            )
-            around = around - stiff[..., costs:] * paid
+            around = around - stiff[..., costs:] * joined([*self.costs, around.new_zeros(len(self.bounded))])
         middle = torch.cat([centre[..., :costs], around], -1)
         held = torch.where(free, middle, torch.where(torch.isfinite(bound), bound, 0.0))
         factor = DenseRows(matrix).factor(torch.where(free, stiff, HELD * natural))
@@ -107,9 +104,8 @@ class CoupledProjector(Projector):
         value = factor.project(torch.where(free, value, held), right)
         u = point + matvec(self.root, value[..., :costs])
         if len(self.bounded):
-            ends = torch.where(
-                free[..., -len(self.bounded) :], u.index_select(-1, self.bounded), held[..., -len(self.bounded) :]
-            )
+            last = slice(-len(self.bounded), None)
+            ends = torch.where(free[..., last], u.index_select(-1, self.bounded), held[..., last])
             u = u.index_copy(-1, self.bounded, ends)
         u = torch.minimum(torch.maximum(u, self.lower), self.upper)
         tangent = CoupledTangent(self, factor, free, extra)
@@ -142,10 +138,8 @@ class CoupledProjector(Projector):
         costed = torch.arange(size, device=centre.device) < size - self.own.shape[-1]
         linear = None
         if self.costs is not None:
-            costs = joined(self.costs)
-            before = costs.new_zeros(*costs.shape[:-1], int(costed.sum()))
-            after = costs.new_zeros(*costs.shape[:-1], len(self.bounded))
-            linear = torch.cat([before, costs, after], -1).expand(*lead, size).reshape(-1, size)
+            ends = centre.new_zeros(int(costed.sum())), centre.new_zeros(len(self.bounded))
+            linear = joined([ends[0], *self.costs, ends[1]]).expand(*lead, size).reshape(-1, size)
         flat = [x.expand(*lead, x.shape[-1]).reshape(-1, x.shape[-1]) for x in (right, centre, *data)]
         rows = matrix.detach().expand(*lead, *matrix.shape[-2:]).reshape(-1, *matrix.shape[-2:])
         weight, natural, lower, upper = flat[2:]

@@ -124,7 +124,7 @@ class FaceProjector(Projector):
         if self.system is None:
             side = (point > upper).to(torch.int8) - (point < lower).to(torch.int8)
             count = torch.ones(point.shape[:-1], dtype=torch.int64, device=point.device)
-            return Faces(side, point.clamp(lower, upper), count, count > 0)
+            return Faces(side, point.clamp(lower, upper), count, count > 0, right)
         if self.system.pins is not None:
             pinned = self.system.pins.variable
             point, right = self.system.substitute(point, right)

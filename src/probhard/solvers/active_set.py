@@ -28,8 +28,8 @@ CLOSE = 1e-5  # how far the point on a face may be from the central path's end, 
 @torch.no_grad()
 def nearest(programme: Programme, side: Tensor | None = None) -> Faces:
     """The sides of the optimal points; ``done`` is False where none were found."""
-    if side is None:
-        side = torch.zeros_like(programme.centre, dtype=torch.int8)
+    outside = (programme.centre > programme.upper).to(torch.int8) - (programme.centre < programme.lower).to(torch.int8)
+    side = torch.where(programme.weight == 0, outside, 0 if side is None else side).to(torch.int8)
     found = _iterate(programme, side, QUICK)
     left = torch.nonzero(~found.done).squeeze(-1)
     if len(left):
@@ -52,7 +52,7 @@ def _from_inside(programme: Programme) -> Faces:
         apart = apart.where(programme.costed, 0.0)
     size = inner.value.abs().amax(-1)
     good = inner.done & ~face.done & (apart.amax(-1) <= CLOSE * size)
-    found = Faces(inner.side, value, inner.steps, face.done | good)
+    found = Faces(inner.side, value, inner.steps, face.done | good, face.multiplier)
     left = torch.nonzero(~found.done).squeeze(-1)
     if len(left):
         few = part.select(left)
@@ -62,7 +62,8 @@ def _from_inside(programme: Programme) -> Faces:
 
 def _iterate(programme: Programme, side: Tensor, steps: int) -> Faces:
     """Up to so many changes of sides; finished elements are left alone, and put away when they are many."""
-    whole = Faces(side, programme.centre, torch.zeros(len(side), dtype=torch.int64, device=side.device), _nowhere(side))
+    count = torch.zeros(len(side), dtype=torch.int64, device=side.device)
+    whole = Faces(side, programme.centre, count, count > 0, torch.zeros_like(programme.right))
     index = torch.arange(programme.count, device=side.device)
     part, open_ = programme, whole
     for _ in range(steps):
@@ -77,16 +78,12 @@ def _iterate(programme: Programme, side: Tensor, steps: int) -> Faces:
     return whole.updated(index, open_)
 
 
-def _nowhere(side: Tensor) -> Tensor:
-    return torch.zeros(len(side), dtype=torch.bool, device=side.device)
-
-
 def _step(programme: Programme, faces: Faces) -> tuple[Programme, Faces]:
     lower, upper, w, side = programme.lower, programme.upper, programme.weight, faces.side
     free = side == 0
     goal = programme.centre if programme.linear is None else programme.centre - w * programme.linear
     point = torch.where(free, goal, torch.where(side < 0, lower, upper))
-    pull = torch.zeros_like(point)
+    pull, multiplier = torch.zeros_like(point), torch.zeros_like(programme.right)
     if programme.core is not None:
         factor = programme.core.factor(torch.where(free, w, HELD * programme.natural))
         multiplier = factor.solve(programme.core.apply(point) - programme.right)
@@ -116,4 +113,5 @@ def _step(programme: Programme, faces: Faces) -> tuple[Programme, Faces]:
         torch.where(keep, faces.value, value),
         faces.steps + (~faces.done).to(torch.int64),
         done,
+        torch.where(keep, faces.multiplier, multiplier),
     )

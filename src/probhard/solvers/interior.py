@@ -80,8 +80,10 @@ def central(programme: Programme) -> Faces:
     nearer = torch.where(upper - v < v - lower, 1, -1).to(torch.int8)
     side = torch.where(at_low & at_high, nearer, at_high.to(torch.int8) - at_low.to(torch.int8))
     side = torch.where(lower == upper, torch.ones_like(side), side)
+    outside = (centre > upper).to(torch.int8) - (centre < lower).to(torch.int8)
+    side = torch.where(w <= 0, outside, side)
     value = torch.where(side == 0, v, torch.where(side < 0, lower, upper))
-    return Faces(side, value, steps, done)
+    return Faces(side, value, steps, done, y)
 
 
 def _closed(programme: Programme, v: Tensor, measure: Tensor, primal: Tensor, first: Tensor) -> Tensor:

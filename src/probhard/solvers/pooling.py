@@ -18,7 +18,7 @@ the derivative of the cost-to-come, which keeps values at the knots and not slop
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,19 @@ RANGE = 1e4  # of the weights that are summed before the sums are written to the
 TRIALS = 200
 FAR = 1e40  # units of the dual beyond which nothing changes any more
 
+Z, W, Q, A = range(4)  # rows of ``data`` (4, n): the points, weights (largest 1), their inverses, the row (largest 1)
+
+# Rows of ``work`` (15, 2 n + 2). Of points: z - r w a; the sign of the jump after it, 0 within a group; between which
+# values it follows its right neighbour. Of knots: position, derivative over its anchor, anchor. Of groups: first point,
+# Q, A, s, rounding error, value before and after clipping, and -1 on the lower bound, 1 on the upper, 0 if free.
+SHIFTED, EDGE, LEAST, MOST, POSITION, RISE, ANCHOR, START, TOTAL, SHARE, SIGN, NOISE, RAW, VALUE, SIDE = range(15)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = NDArray[np.float64]
+
+# Kind, n, amount, lower, upper, mass, and the sum of the row's magnitudes, 0 without a row. A plain tuple: numba's
+# files on disk would name a class, and could not be read once it has changed.
+Problem = tuple[int, int, float, float, float, float, float]
 
 
 def compiled(function: Function) -> Function:
@@ -48,184 +59,160 @@ def compiled(function: Function) -> Function:
         return cast(Function, njit(error_model="numpy")(function))
 
 
-class Profile(NamedTuple):
-    """One problem: increasing, penalised or bounded in variation; ``size`` is 0 without a row."""
-
-    kind: int
-    z: Array  # (n,)
-    w: Array  # (n,), largest 1
-    q: Array  # (n,)
-    a: Array  # (n,), largest magnitude 1
-    amount: float
-    lower: float
-    upper: float
-    mass: float
-    size: float  # sum of |a|
-
-
-class Work(NamedTuple):
-    """Room for one profile: n points, 2 n + 2 knots, up to n groups."""
-
-    shifted: Array  # (n,) z - r w a
-    edge: Array  # (n,) sign of the jump after a point, 0 within a group
-    clamp: Array  # (2, n) between which a point follows its right neighbour
-    knot: Array  # (3, 2 n + 2) positions, derivatives over their anchors, and these
-    start: NDArray[np.int64]  # (n + 1,) first points of the groups
-    total: Array  # (n,) Q
-    share: Array  # (n,) A
-    sign: Array  # (n,) s
-    noise: Array  # (n,) rounding error of u
-    raw: Array  # (n,) u before it is clipped
-    value: Array  # (n,) u
-    side: Array  # (n,) -1 on the lower bound, 1 on the upper, 0 free
+@compiled
+def _joint(mean: float, total: float, other: float, weight: float) -> float:
+    """The mean of two weighted means, from the heavier one on: the lighter one may be far away."""
+    if weight > total:
+        return other + (mean - other) * (total / (total + weight))
+    return mean + (other - mean) * (weight / (total + weight))
 
 
 @compiled
-def _room(n: int) -> Work:
-    """Fresh arrays for profiles of up to n points."""
-    knot, start, shifted, edge = np.empty((3, 2 * n + 2)), np.empty(n + 1, np.int64), np.empty(n), np.empty(n)
-    total, share, sign, noise, raw = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    return Work(shifted, edge, np.empty((2, n)), knot, start, total, share, sign, noise, raw, np.empty(n), np.empty(n))
-
-
-@compiled
-def _monotone(z: Array, q: Array, work: Work) -> None:
+def _monotone(data: Array, work: Array, n: int) -> None:
     """Edges of the increasing regression; equal neighbours are not pooled."""
-    count, mean, total, start = 0, work.value, work.total, work.start
-    for i in range(len(z)):
-        work.edge[i] = 0.0
-        start[count], mean[count], total[count] = i, z[i], q[i]
+    count = 0
+    for i in range(n):
+        work[EDGE, i] = 0.0
+        work[START, count], work[RAW, count], work[TOTAL, count] = i, work[SHIFTED, i], data[Q, i]
         count += 1
-        while count > 1 and mean[count - 2] > mean[count - 1]:
+        while count > 1 and work[RAW, count - 2] > work[RAW, count - 1]:
             count -= 1
-            total[count - 1] += total[count]
-            mean[count - 1] += (mean[count] - mean[count - 1]) * (total[count] / total[count - 1])
+            work[RAW, count - 1] = _joint(
+                work[RAW, count - 1], work[TOTAL, count - 1], work[RAW, count], work[TOTAL, count]
+            )
+            work[TOTAL, count - 1] += work[TOTAL, count]
     for g in range(1, count):
-        work.edge[start[g] - 1] = 1.0
+        work[EDGE, int(work[START, g]) - 1] = 1.0
 
 
 @compiled
-def _flat(z: Array, q: Array) -> float:
+def _flat(data: Array, work: Array, n: int) -> float:
     """The smallest penalty that leaves one group."""
-    moment, total, running, largest = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(z)):
-        moment += q[i] * (z[i] - z[0])
-        total += q[i]
-    for i in range(len(z) - 1):
-        running += q[i] * (z[i] - z[0] - moment / total)
+    mean, total, running, largest = 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        mean = _joint(mean, total, work[SHIFTED, i], data[Q, i])
+        total += data[Q, i]
+    for i in range(n - 1):
+        running += data[Q, i] * (work[SHIFTED, i] - mean)
         largest = max(largest, abs(running))
     return largest
 
 
 @compiled
-def _crossing(knot: Array, k: int, level: float, sum_q: float, sum_qz: float) -> float:
-    """Where the derivative reaches ``level``, between the inner knots k - 1 and k."""
-    x, width = knot[0, k - 1], knot[0, k] - knot[0, k - 1]
-    rise = level - knot[2, k - 1] - (knot[1, k - 1] + sum_q * x - sum_qz)
-    whole = knot[2, k] - knot[2, k - 1] + (knot[1, k] - knot[1, k - 1] + sum_q * width)
+def _crossing(work: Array, k: int, level: float, sum_q: float, sum_qz: float) -> float:
+    """Where the derivative reaches ``level``, between the knots k - 1 and k."""
+    x, width = work[POSITION, k - 1], work[POSITION, k] - work[POSITION, k - 1]
+    rise = level - work[ANCHOR, k - 1] - (work[RISE, k - 1] + sum_q * x - sum_qz)
+    whole = work[ANCHOR, k] - work[ANCHOR, k - 1] + (work[RISE, k] - work[RISE, k - 1] + sum_q * width)
     return x + width * min(1.0, max(0.0, rise / whole))
 
 
 @compiled
-def _taut(z: Array, q: Array, weight: float, work: Work) -> None:
+def _taut(data: Array, work: Array, n: int, weight: float) -> None:
     """Edges of the solution with the penalty ``weight TV(u)``.
 
-    A knot holds its position, the derivative over ``-weight`` or ``weight``, and which of these, but for
-    ``sum_q x - sum_qz``, what was added to all knots since.
+    The derivative at a knot is its anchor, ``-weight`` or ``weight``, plus its rise, plus ``sum_q x - sum_qz``, what
+    was added to all knots since.
     """
-    n, knot, clamp, edge = len(z), work.knot, work.clamp, work.edge
-    edge[:] = 0.0
-    if weight >= _flat(z, q):
+    heaviest = 0
+    for i in range(n):
+        work[EDGE, i] = 0.0
+        heaviest = i if data[Q, i] > data[Q, heaviest] else heaviest
+    if weight >= _flat(data, work, n):
         return
     sum_q, sum_qz, smallest, left, right, low, high = 0.0, 0.0, np.inf, n + 1, n, 0.0, 0.0
+    origin = work[SHIFTED, heaviest]
     for i in range(n):
-        x, smallest, level = z[i] - z[0], min(smallest, q[i]), weight if i < n - 1 else 0.0
-        if sum_q + q[i] > RANGE * smallest:
+        x, q, level = work[SHIFTED, i] - origin, data[Q, i], weight if i < n - 1 else 0.0
+        smallest = min(smallest, q)
+        if sum_q + q > RANGE * smallest:
             for k in range(left, right + 1):
-                knot[1, k] += sum_q * knot[0, k] - sum_qz
-            sum_q, sum_qz, smallest = 0.0, 0.0, q[i]
-        sum_q += q[i]
-        sum_qz += q[i] * x
+                work[RISE, k] += sum_q * work[POSITION, k] - sum_qz
+            sum_q, sum_qz, smallest = 0.0, 0.0, q
+        sum_q += q
+        sum_qz += q * x
         first, last = left, right
-        while first <= right and knot[1, first] + sum_q * knot[0, first] - sum_qz < -level - knot[2, first]:
+        while (
+            first <= right and work[RISE, first] + sum_q * work[POSITION, first] - sum_qz < -level - work[ANCHOR, first]
+        ):
             first += 1
-        while last >= first and knot[1, last] + sum_q * knot[0, last] - sum_qz > level - knot[2, last]:
+        while last >= first and work[RISE, last] + sum_q * work[POSITION, last] - sum_qz > level - work[ANCHOR, last]:
             last -= 1
         before = weight if i > 0 else 0.0  # beyond the knots the derivative was flat, and has the slope q now
         if first == left:
-            low = x + (before - level) / q[i]
-        elif first > right:
-            low = x - (before + level) / q[i]
+            low = x + (before - level) / q
         else:
-            low = _crossing(knot, first, -level, sum_q, sum_qz)
+            low = x - (before + level) / q if first > right else _crossing(work, first, -level, sum_q, sum_qz)
         if last == right:
-            high = x + (level - before) / q[i]
-        elif last < left:
-            high = x + (level + before) / q[i]
+            high = x + (level - before) / q
         else:
-            high = max(low, _crossing(knot, last + 1, level, sum_q, sum_qz))
-        left, right = first - 1, last + 1
-        knot[0, left], knot[1, left], knot[2, left] = low, sum_qz - sum_q * low, -weight
-        knot[0, right], knot[1, right], knot[2, right] = high, sum_qz - sum_q * high, weight
-        clamp[0, i], clamp[1, i] = low, high
-    u = clamp[0, n - 1]
+            high = x + (level + before) / q if last < left else _crossing(work, last + 1, level, sum_q, sum_qz)
+        left, right, high = first - 1, last + 1, max(low, high)
+        work[POSITION, left], work[RISE, left], work[ANCHOR, left] = low, sum_qz - sum_q * low, -weight
+        work[POSITION, right], work[RISE, right], work[ANCHOR, right] = high, sum_qz - sum_q * high, weight
+        work[LEAST, i], work[MOST, i] = low, high
+    u = work[LEAST, n - 1]
     for i in range(n - 2, -1, -1):
-        if u > clamp[1, i]:
-            edge[i], u = 1.0, clamp[1, i]
-        elif u < clamp[0, i]:
-            edge[i], u = -1.0, clamp[0, i]
+        if u > work[MOST, i]:
+            work[EDGE, i], u = 1.0, work[MOST, i]
+        elif u < work[LEAST, i]:
+            work[EDGE, i], u = -1.0, work[LEAST, i]
 
 
 @compiled
-def _divide(profile: Profile, work: Work, r: float, weight: float) -> int:
+def _divide(problem: Problem, data: Array, work: Array, r: float, weight: float) -> int:
     """Groups and their clipped values at the duals r and ``weight``; returns the number of groups."""
-    n, z, edge = len(profile.z), work.shifted, work.edge
+    kind, n, _, lower, upper, _, _ = problem
+    monotone = kind == INCREASING
     for i in range(n):
-        z[i] = profile.z[i] - r * profile.w[i] * profile.a[i]
-    if profile.kind == INCREASING:
-        _monotone(z, profile.q, work)
+        work[SHIFTED, i] = data[Z, i] - r * data[W, i] * data[A, i]
+    if monotone:
+        _monotone(data, work, n)
     elif weight > 0.0:
-        _taut(z, profile.q, weight, work)
+        _taut(data, work, n, weight)
     else:
         for i in range(n - 1):
-            edge[i] = -1.0 if z[i + 1] < z[i] else 1.0
-    edge[n - 1] = 0.0
-    count, first = 0, 0
+            work[EDGE, i] = -1.0 if work[SHIFTED, i + 1] < work[SHIFTED, i] else 1.0
+    work[EDGE, n - 1] = 0.0
+    count, first, before = 0, 0, 0.0
+    total, mean, share, size, height = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(n):
-        if i < n - 1 and edge[i] == 0.0:
+        q, z = data[Q, i], work[SHIFTED, i]
+        mean = _joint(mean, total, z, q)
+        total += q
+        height += q * (abs(data[Z, i]) + abs(z))
+        share += data[A, i]
+        size += abs(data[A, i])
+        edge = work[EDGE, i]
+        if i < n - 1 and edge == 0.0:
             continue
-        total, moment, share, size, height = 0.0, 0.0, 0.0, 0.0, 0.0
-        for j in range(first, i + 1):
-            height = max(height, abs(profile.z[j]) + abs(z[j]))
-            total += profile.q[j]
-            moment += profile.q[j] * (z[j] - z[first])
-            share += profile.a[j]
-            size += abs(profile.a[j])
-        sign = 0.0 if profile.kind == INCREASING else (edge[first - 1] if first > 0 else 0.0) - edge[i]
-        u = z[first] + (moment - weight * sign) / total
-        work.start[count], work.total[count], work.sign[count] = first, total, sign
-        work.share[count] = share if abs(share) > 16.0 * EPSILON * size else 0.0
-        work.side[count] = -1.0 if u <= profile.lower else (1.0 if u >= profile.upper else 0.0)
-        work.noise[count] = EPSILON * height
-        work.raw[count], work.value[count] = u, min(max(u, profile.lower), profile.upper)
-        count, first = count + 1, i + 1
-    work.start[count] = n
+        sign = 0.0 if monotone else before - edge
+        u = mean - weight * sign / total
+        work[START, count], work[TOTAL, count], work[SIGN, count] = first, total, sign
+        work[SHARE, count] = share if abs(share) > 16.0 * EPSILON * size else 0.0
+        work[NOISE, count], work[RAW, count] = EPSILON * height / total, u
+        work[VALUE, count] = min(max(u, lower), upper)
+        work[SIDE, count] = -1.0 if u <= lower else (1.0 if u >= upper else 0.0)
+        count, first, before = count + 1, i + 1, edge
+        total, mean, share, size, height = 0.0, 0.0, 0.0, 0.0, 0.0
+    work[START, count] = n
     return count
 
 
 @compiled
-def _sums(work: Work, count: int) -> tuple[float, float, float, float, float, float, float]:
+def _sums(work: Array, count: int) -> tuple[float, float, float, float, float, float, float]:
     """``a . u``, ``TV(u)``, their rounding errors, and over free groups the sums of A^2/Q, A s/Q and s^2/Q."""
     row, variation, row_noise, noise, shares, mixed, signs = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for g in range(count):
-        row += work.share[g] * work.value[g]
-        variation += abs(work.value[g] - work.value[g - 1]) if g > 0 else 0.0
-        if work.side[g] == 0.0:
-            row_noise += abs(work.share[g]) * work.noise[g]
-            noise += abs(work.sign[g]) * work.noise[g]
-            shares += work.share[g] ** 2 / work.total[g]
-            mixed += work.share[g] * work.sign[g] / work.total[g]
-            signs += work.sign[g] ** 2 / work.total[g]
+        share, sign, total = work[SHARE, g], work[SIGN, g], work[TOTAL, g]
+        row += share * work[VALUE, g]
+        variation += abs(work[VALUE, g] - work[VALUE, g - 1]) if g > 0 else 0.0
+        if work[SIDE, g] == 0.0:
+            row_noise += abs(share) * work[NOISE, g]
+            noise += abs(sign) * work[NOISE, g]
+            shares += share**2 / total
+            mixed += share * sign / total
+            signs += sign**2 / total
     return row, variation, row_noise, noise, shares, mixed, signs
 
 
@@ -233,66 +220,61 @@ def _sums(work: Work, count: int) -> tuple[float, float, float, float, float, fl
 def _trial(
     k: int, x: float, f: float, fall: float, low: float, f_low: float, high: float, f_high: float, unit: float
 ) -> float:
-    """The next x for a falling piecewise linear f: Newton's, the chord's, or every fourth time the middle."""
+    """The next x for a falling piecewise linear f: Newton's, the chord's, or on flat pieces and at times the middle."""
     step = f / fall if fall > 0.0 else np.inf * f
     if low == -np.inf or high == np.inf:
         reach = (unit + abs(x)) * 8.0
         return x + min(max(step * (2.0 if k % 3 == 2 else 1.0), -reach), reach)
-    if k % 4 != 3 and low < x + step < high:
-        return x + step
     chord = low + (high - low) * (f_low / (f_low - f_high))
-    if k % 4 != 3 and low < chord < high:
-        return chord
+    if k % 4 != 3 and fall > 0.0 and (low < x + step < high or low < chord < high):
+        return x + step if low < x + step < high else chord
     if low >= 0.0 and high > 16.0 * low:
         return np.sqrt(low) * np.sqrt(high) if low > 0.0 else high / 64.0
     return 0.5 * (low + high)
 
 
 @compiled
-def _bounded(profile: Profile, work: Work, r: float, guess: float) -> tuple[int, float, bool]:
+def _bounded(problem: Problem, data: Array, work: Array, r: float, guess: float) -> tuple[int, float, bool]:
     """Groups at the dual r with the penalty that attains ``TV(u) = amount``, the penalty, and whether it is needed."""
-    if profile.kind != BOUND:
-        return _divide(profile, work, r, profile.amount), profile.amount, False
-    count = _divide(profile, work, r, 0.0)
-    _, variation, _, noise, _, _, fall = _sums(work, count)
-    f, high = variation - profile.amount, _flat(work.shifted, profile.q)
-    if f <= 0.0:
-        return count, 0.0, False
-    low, f_low, f_high = 0.0, f, -profile.amount
-    x = guess if low < guess < high else _trial(0, 0.0, f, fall, low, f_low, high, f_high, 0.0)
-    x = high if profile.amount <= 0.0 else x
+    kind, n, amount, _, _, _, _ = problem
+    count, x, low, high, f_low, f_high = 0, 0.0 if kind == BOUND else amount, 0.0, np.inf, 0.0, -amount
     for k in range(TRIALS):
-        count = _divide(profile, work, r, x)
+        count = _divide(problem, data, work, r, x)
+        if kind != BOUND:
+            break
         _, variation, _, noise, _, _, fall = _sums(work, count)
-        f = variation - profile.amount
-        if abs(f) <= EPSILON * profile.amount + noise or x >= high:
+        f = variation - amount
+        if (k == 0 and f <= 0.0) or (k > 0 and abs(f) <= EPSILON * amount + noise) or x >= high:
             break
         if f > 0.0:
             low, f_low = x, f
         else:
             high, f_high = x, f
-        if high - low <= 2.0 * EPSILON * high:
-            break
-        x = _trial(k, x, f, fall, low, f_low, high, f_high, 0.0)
-    return count, x, True
+        if k == 0:
+            high = _flat(data, work, n)
+        if high - low <= 2.0 * EPSILON * high or amount <= 0.0:
+            x = high
+        elif k == 0 and low < guess < high:
+            x = guess
+        else:
+            x = _trial(k, x, f, fall, low, f_low, high, f_high, 0.0)
+    return count, x, kind == BOUND and x > 0.0
 
 
 @compiled
-def _balance(profile: Profile, work: Work) -> tuple[int, bool]:
+def _balance(problem: Problem, data: Array, work: Array) -> tuple[int, bool]:
     """Groups at the dual r where ``a . u = mass``, and whether a bound on TV is active."""
-    count, weight, active = _bounded(profile, work, 0.0, 0.0)
-    if profile.size == 0.0:
-        return count, active
-    height, steep = max(abs(profile.mass) / profile.size, 1e-300), 0.0
-    for i in range(len(profile.z)):
-        height, steep = max(height, abs(profile.z[i])), max(steep, profile.w[i] * abs(profile.a[i]))
+    _, n, _, _, _, mass, size = problem
+    height, steep = max(abs(mass), 1e-300), 1e-300
+    for i in range(n):
+        height, steep = max(height, abs(data[Z, i])), max(steep, data[W, i] * abs(data[A, i]))
     x, low, f_low, high, f_high, unit = 0.0, -np.inf, 0.0, np.inf, 0.0, height / steep
+    count, weight, active = 0, 0.0, False
     for k in range(TRIALS):
-        if k > 0:
-            count, weight, active = _bounded(profile, work, x, weight)
+        count, weight, active = _bounded(problem, data, work, x, weight)
         row, _, noise, _, shares, mixed, signs = _sums(work, count)
-        f, fall = row - profile.mass, shares - mixed**2 / signs if active and signs > 0.0 else shares
-        if abs(f) <= EPSILON * abs(profile.mass) + noise or abs(x) > FAR * unit:
+        f, fall = row - mass, shares - mixed**2 / signs if active and signs > 0.0 else shares
+        if size == 0.0 or abs(f) <= EPSILON * abs(mass) + noise or abs(x) > FAR * unit:
             break
         if f > 0.0:
             low, f_low = x, f
@@ -305,92 +287,93 @@ def _balance(profile: Profile, work: Work) -> tuple[int, bool]:
 
 
 @compiled
-def _error(profile: Profile, work: Work, count: int, active: bool) -> float:
-    """How far row and variation are off, relative to their terms."""
+def _error(problem: Problem, work: Array, count: int, active: bool) -> float:
+    """How far the row is off, and the variation above its bound, relative to their terms."""
     row, variation, _, _, _, _, _ = _sums(work, count)
-    size, error = abs(profile.mass), 0.0
+    _, _, amount, _, _, mass, sized = problem
+    size, height, error = abs(mass), amount, 0.0
     for g in range(count):
-        size += abs(work.share[g] * work.value[g])
-    if profile.size > 0.0 and row != profile.mass:
-        error = abs(row - profile.mass) / size
-    return max(error, abs(variation - profile.amount) / (variation + profile.amount)) if active else error
+        size += abs(work[SHARE, g] * work[VALUE, g])
+        height = max(height, abs(work[VALUE, g]))
+    if sized > 0.0 and row != mass:
+        error = abs(row - mass) / size
+    return max(error, (variation - amount) / (variation + height)) if active and variation > 0.0 else error
 
 
 @compiled
-def _refine(profile: Profile, work: Work, count: int, active: bool, atoms: Profile, spare: Work) -> None:
+def _refine(problem: Problem, work: Array, count: int, active: bool, atoms: Array, spare: Array) -> None:
     """Solve again with the groups as points: their numbers are those of the answer, where those of z may be large."""
-    error = _error(profile, work, count, active)
+    error = _error(problem, work, count, active)
     if error <= 4.0 * EPSILON:
         return
     for g in range(count):
-        atoms.z[g], atoms.q[g], atoms.w[g] = work.raw[g], work.total[g], 1.0 / work.total[g]
-        atoms.a[g] = work.share[g]
-    z, w, q, a = atoms.z[:count], atoms.w[:count], atoms.q[:count], atoms.a[:count]
-    amount, lower, upper = 0.0 if profile.kind == PENALTY else profile.amount, profile.lower, profile.upper
-    joined, _ = _balance(Profile(profile.kind, z, w, q, a, amount, lower, upper, profile.mass, profile.size), spare)
+        atoms[Z, g], atoms[Q, g], atoms[W, g] = work[RAW, g], work[TOTAL, g], 1.0 / work[TOTAL, g]
+        atoms[A, g] = work[SHARE, g]
+    kind, _, amount, lower, upper, mass, size = problem
+    again = (kind, count, 0.0 if kind == PENALTY else amount, lower, upper, mass, size)
+    joined, _ = _balance(again, atoms, spare)
     for h in range(joined):
-        for g in range(spare.start[h], spare.start[h + 1]):
-            z[g], w[g], q[g] = spare.raw[h], spare.value[h], spare.side[h]
+        for g in range(int(spare[START, h]), int(spare[START, h + 1])):
+            atoms[0, g], atoms[1, g], atoms[2, g] = spare[RAW, h], spare[VALUE, h], spare[SIDE, h]
     for _ in range(2):  # exchange, and exchange back if nothing is gained
-        for g in range(count):
-            z[g], work.raw[g] = work.raw[g], z[g]
-            w[g], work.value[g] = work.value[g], w[g]
-            q[g], work.side[g] = work.side[g], q[g]
-        if _error(profile, work, count, active) <= error:
+        for k in range(3):
+            for g in range(count):
+                atoms[k, g], work[RAW + k, g] = work[RAW + k, g], atoms[k, g]
+        if _error(problem, work, count, active) <= error:
             return
 
 
 @compiled
-def _contract(profile: Profile, work: Work, count: int) -> None:
+def _contract(amount: float, work: Array, count: int) -> None:
     """Shrink by units of rounding until ``TV(u) <= amount`` holds as floating point numbers add up."""
-    pull, centre = EPSILON, work.value[count // 2]
+    pull, centre = EPSILON, work[VALUE, count // 2]
     for _ in range(60):
-        excess = _sums(work, count)[1] - profile.amount
-        if not excess > 128.0 * EPSILON * profile.amount:
+        excess = _sums(work, count)[1] - amount
+        if not excess > 128.0 * EPSILON * amount:
             return
-        pull = min(1.0, 2.0 * max(pull, excess / (excess + profile.amount)))
+        pull = min(1.0, 2.0 * max(pull, excess / (excess + amount)))
         for g in range(count):
-            work.value[g] += pull * (centre - work.value[g])
-    work.value[:count] = centre
+            work[VALUE, g] += pull * (centre - work[VALUE, g])
+    for g in range(count):
+        work[VALUE, g] = centre
 
 
 @compiled
-def _segments(a: Array, turn: float, price: float) -> tuple[float, float]:
+def _segments(data: Array, n: int, turn: float, price: float) -> tuple[float, float]:
     """Number of edges and sum of the set of points with the largest ``turn * sum(a) - price * edges``."""
-    off_edges, off_sum, on_edges, on_sum = 0.0, 0.0, 0.0, turn * a[0]
-    for i in range(1, len(a)):
+    off_edges, off_sum, on_edges, on_sum = 0.0, 0.0, 0.0, turn * data[A, 0]
+    for i in range(1, n):
         opens = off_sum - price * (off_edges + 1.0) > on_sum - price * on_edges
         closes = on_sum - price * (on_edges + 1.0) > off_sum - price * off_edges
         edges, total = (off_edges + 1.0, off_sum) if opens else (on_edges, on_sum)
         if closes:
             off_edges, off_sum = on_edges + 1.0, on_sum
-        on_edges, on_sum = edges, total + turn * a[i]
+        on_edges, on_sum = edges, total + turn * data[A, i]
     if on_sum - price * on_edges > off_sum - price * off_edges:
         return on_edges, on_sum
     return off_edges, off_sum
 
 
 @compiled
-def _capacity(profile: Profile, turn: float) -> float:
+def _capacity(problem: Problem, data: Array, turn: float) -> float:
     """The largest ``turn * a . u`` among profiles that satisfy everything but the row."""
-    a, lower, upper, amount = profile.a, profile.lower, profile.upper, min(profile.amount, 1e300)
-    noise, total, most, tail = 16.0 * EPSILON * profile.size, 0.0, 0.0, 0.0
-    for i in range(len(a) - 1, -1, -1):
-        tail += turn * a[i]
+    kind, n, amount, lower, upper, _, size = problem
+    amount = min(amount, 1e300)
+    noise, most, tail, every = 16.0 * EPSILON * size, 0.0, 0.0, 0.0
+    for i in range(n - 1, -1, -1):
+        a = turn * data[A, i]
+        tail += a
         most = max(most, tail if i > 0 or upper < np.inf else 0.0)
+        every += a * (upper if a > 0.0 else lower) if a != 0.0 else 0.0
     total = tail if abs(tail) > noise else 0.0
-    if profile.kind == PENALTY:
-        result = 0.0
-        for i in range(len(a)):
-            if a[i] != 0.0:
-                result += turn * a[i] * (upper if turn * a[i] > 0.0 else lower)
-        return result
+    if kind == PENALTY:
+        return every
     if (total > 0.0 and upper == np.inf) or (total < 0.0 and lower == -np.inf):
         return np.inf
-    if profile.kind == INCREASING:
+    if kind == INCREASING:
         if lower > -np.inf and upper < np.inf:
             return lower * total + (upper - lower) * most
-        if lower == -np.inf:  # the same from the top: lowering the points before a tail gains what the tail has over
+        if lower == -np.inf:  # what is gained by lowering the points before a tail
             most -= total
         base = lower if lower > -np.inf else (upper if upper < np.inf else 0.0)
         return np.inf if most > noise else base * total
@@ -400,13 +383,13 @@ def _capacity(profile: Profile, turn: float) -> float:
     upper = upper if upper < np.inf else lower + amount
     if not upper > lower:
         return lower * total
-    edges, few_sum, few = amount / (upper - lower), max(0.0, total), 0.0
-    many, many_sum = _segments(a, turn, 0.0)
-    for _ in range(2 * len(a)):  # vertices of the concave hull of the best sums over their numbers of edges
+    edges, few, few_sum = amount / (upper - lower), 0.0, max(0.0, total)
+    many, many_sum = _segments(data, n, turn, 0.0)
+    for _ in range(2 * n):  # vertices of the concave hull of the best sums over their numbers of edges
         if edges >= many or many <= few:
             return lower * total + (upper - lower) * many_sum
         price = (many_sum - few_sum) / (many - few)
-        new, new_sum = _segments(a, turn, price)
+        new, new_sum = _segments(data, n, turn, price)
         if new_sum - price * new <= few_sum - price * few + noise:
             return lower * total + (upper - lower) * (few_sum + price * (edges - few))
         if new <= edges:
@@ -417,15 +400,16 @@ def _capacity(profile: Profile, turn: float) -> float:
 
 
 @compiled
-def _attainable(profile: Profile) -> float:
+def _attainable(problem: Problem, data: Array) -> float:
     """The mass nearest to the one asked for that some profile attains."""
+    kind, n, _, lower, upper, mass, size = problem
     total = 0.0
-    for i in range(len(profile.a)):
-        total += profile.a[i]
-    constant = profile.mass / total if abs(total) > 16.0 * EPSILON * profile.size else np.inf
-    if profile.kind != PENALTY and profile.lower <= constant <= profile.upper and abs(constant) < np.inf:
-        return profile.mass
-    return min(max(profile.mass, -_capacity(profile, -1.0)), _capacity(profile, 1.0))
+    for i in range(n):
+        total += data[A, i]
+    constant = mass / total if abs(total) > 16.0 * EPSILON * size else np.inf
+    if kind != PENALTY and lower <= constant <= upper and abs(constant) < np.inf:
+        return mass
+    return min(max(mass, -_capacity(problem, data, -1.0)), _capacity(problem, data, 1.0))
 
 
 @compiled
@@ -436,57 +420,57 @@ def solve(
     amount: Array,  # (profiles,)
     lower: Array,
     upper: Array,
-    a: Array,  # (profiles, n)
+    a: Array,  # (profiles, n), or (profiles, 0) without a row
     mass: Array,
-    has_row: bool,
 ) -> tuple[Array, NDArray[np.int64], NDArray[np.int8], NDArray[np.int8], NDArray[np.bool_], Array]:
-    """Values, first points of their groups, sides, edges, which of row and TV bind, and relative residuals."""
+    """Values, first points of their groups, sides, edges, which of row and TV bind, residual and gap.
+
+    The residual is that of the row, relative to its terms; the gap is the part of it that no profile can close.
+    """
     profiles, n = z.shape
     value, first = np.empty((profiles, n)), np.empty((profiles, n), np.int64)
     side, edge = np.empty((profiles, n), np.int8), np.empty((profiles, n), np.int8)
-    binds, residual = np.zeros((profiles, 2), np.bool_), np.zeros(profiles)
-    work, spare = _room(n), _room(n)
-    points, weights, inverse, row = np.empty(n), np.empty(n), np.empty(n), np.zeros(n)
-    atoms = Profile(0, np.empty(n), np.empty(n), np.empty(n), np.empty(n), 0.0, 0.0, 0.0, 0.0, 0.0)
-    turn = -1.0 if kind == DECREASING else 1.0
+    binds, residual = np.zeros((profiles, 2), np.bool_), np.zeros((profiles, 2))
+    data, atoms, work, spare = np.zeros((4, n)), np.empty((4, n)), np.empty((15, 2 * n + 2)), np.empty((15, 2 * n + 2))
+    turn, simple, row = -1.0 if kind == DECREASING else 1.0, INCREASING if kind == DECREASING else kind, a.shape[1] > 0
     for p in range(profiles):
         low, high = (lower[p], upper[p]) if turn > 0.0 else (-upper[p], -lower[p])
         heaviest, steepest, size, height = 0.0, 0.0, 0.0, 0.0
         for i in range(n):
             heaviest = max(heaviest, w[p, i])
-            steepest = max(steepest, abs(a[p, i])) if has_row else 0.0
+            steepest = max(steepest, abs(a[p, i])) if row else 0.0
         for i in range(n):
-            points[i], weights[i] = turn * z[p, i], w[p, i] / heaviest
-            inverse[i] = 1.0 / weights[i]
-            height = max(height, abs(min(max(points[i], low), high)))
-            if has_row:
-                row[i] = a[p, i] / steepest
-                size += abs(row[i])
-        limit = max(amount[p], 0.0) * (heaviest if kind == PENALTY else 1.0)
-        target = turn * mass[p] / steepest if has_row else 0.0
-        profile = Profile(kind - (kind == DECREASING), points, weights, inverse, row, limit, low, high, target, size)
-        if has_row:
-            target = _attainable(profile)
-            profile = Profile(profile.kind, points, weights, inverse, row, limit, low, high, target, size)
-        count, active = _balance(profile, work)
+            data[Z, i], data[W, i], data[Q, i] = turn * z[p, i], w[p, i] / heaviest, heaviest / w[p, i]
+            height = max(height, abs(min(max(data[Z, i], low), high)))
+        limit, target = max(amount[p], 0.0) * (heaviest if kind == PENALTY else 1.0), 0.0
+        if row:
+            for i in range(n):
+                data[A, i] = a[p, i] / steepest
+                size += abs(data[A, i])
+            target = _attainable((simple, n, limit, low, high, turn * mass[p] / steepest, size), data)
+        problem = (simple, n, limit, low, high, target, size)
+        count, active = _balance(problem, data, work)
         for _ in range(3):
-            _refine(profile, work, count, active, atoms, spare)
+            _refine(problem, work, count, active, atoms, spare)
         if kind == BOUND:
-            _contract(profile, work, count)
+            _contract(limit, work, count)
         _, _, _, _, shares, mixed, signs = _sums(work, count)
         binds[p, 0], binds[p, 1] = shares > 0.0, active and signs > 0.0
         if binds[p, 0] and binds[p, 1] and shares * signs - mixed**2 <= 1e-12 * shares * signs:
             binds[p, 1] = False
-        excess, magnitude = -mass[p], abs(mass[p]) + 1e-8 * size * steepest * height
+        least, excess, magnitude = low, -mass[p], abs(mass[p]) + 1e-8 * size * steepest * height
         for g in range(count):
-            if g > 0 and profile.kind == INCREASING:
-                work.value[g] = max(work.value[g], work.value[g - 1])
-            for i in range(work.start[g], work.start[g + 1]):
-                value[p, i], first[p, i] = turn * work.value[g], work.start[g]
-                side[p, i], edge[p, i] = np.int8(turn * work.side[g]), np.int8(turn * work.edge[i])
-                if has_row:
+            u = min(max(work[VALUE, g], least), high)
+            least = u if simple == INCREASING else low
+            for i in range(int(work[START, g]), int(work[START, g + 1])):
+                value[p, i], first[p, i] = turn * u, int(work[START, g])
+                side[p, i], edge[p, i] = int(turn * work[SIDE, g]), int(turn * work[EDGE, i])
+                if row:
                     excess += a[p, i] * value[p, i]
                     magnitude += abs(a[p, i] * value[p, i])
-        if has_row and excess != 0.0:
-            residual[p] = abs(excess) / magnitude
+        if row and excess != 0.0:
+            residual[p, 0], residual[p, 1] = (
+                abs(excess) / magnitude,
+                abs(mass[p] - turn * target * steepest) / magnitude,
+            )
     return value, first, side, edge, binds, residual

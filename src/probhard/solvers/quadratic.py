@@ -65,6 +65,7 @@ class Faces:
     value: Tensor  # (L, N)
     steps: Tensor  # (L,)
     done: Tensor  # (L,) bool: optimal, with the right signs of all multipliers
+    multiplier: Tensor  # of the rows, (L, q)
 
     def updated(self, index: Tensor, part: Faces) -> Faces:
         """With the elements of these indices replaced."""

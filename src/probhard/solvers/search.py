@@ -71,7 +71,7 @@ def nearest(programme: Programme) -> Faces:
     side = torch.where(fixed, torch.ones_like(side), side)
     done = settled.all(-1)
     value = target.clamp(lower, upper)
-    return Faces(rows.join(side), rows.join(value), steps.amax(-1), done)
+    return Faces(rows.join(side), rows.join(value), steps.amax(-1), done, y)
 
 
 def _extreme(rows: DisjointRows, ends: Tensor, start: float, how: str) -> Tensor:

@@ -1,0 +1,349 @@
+"""Curved inequalities, and curved equalities with bounds: their active parts are found first.
+
+``solvers.sequential`` finds the sides. There the bounds are substituted and all active functions are equations, so the
+nearest point is that of ``solvers.newton``; every multiplier is then looked at once more. Inequality functions carry a
+slack, ``g(u) + s = 0``, held at 0 while active. For convex functions the point found is the nearest; for others it is a
+local one, and the statistics say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probhard.censored import CensoredMarginals
+from probhard.constraints.nonlinear import NonlinearEquality, check_start
+from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.distribution import LocationScale
+from probhard.errors import ParameterError, broadcast
+from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.gathered import Gathered
+from probhard.projectors.lifting import SLACK, shape_rows
+from probhard.projectors.nonlinear import Local, NonlinearProjector
+from probhard.solvers import newton, sequential
+from probhard.solvers.quadratic import HELD, Faces, Programme
+from probhard.structure.base import Structure
+from probhard.tangent import Differential
+
+ROUNDS = 3
+NEAR = 1e-9  # how far beyond a bound counts as on it, relative to the terms
+
+
+class CurvedProjector(Projector):
+    """Functions, bounds and rows under a diagonal weight."""
+
+    def __init__(self, parts: Gathered, weight: Covariance, options: Options) -> None:
+        if not isinstance(weight, Diagonal):
+            raise ParameterError(
+                f"The constraint {parts.constraint!r} got a metric that couples variables.",
+                "Curved constraints with inequalities are solved under diagonal metrics.",
+                "Use a diagonal covariance, metric='orthogonal', or a DiagonalMetric.",
+            )
+        if any(not hasattr(shape, "sign") for shape in parts.shapes):
+            raise ParameterError(
+                f"The constraint {parts.constraint!r} joins a total variation with curved functions.",
+                "There is no method for both at once.",
+                "Leave one out, or describe the set as a ConvexProgram.",
+            )
+        self.parts = parts
+        self.options = replace(options, exact=options.exact or bool(parts.curved))
+        self.weight = weight.variance.to(torch.float64)
+        self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
+        self.equalities = True
+        self.local = not all(part.convex for part in parts.curved)
+        self.function = Functions(parts, self.weight.new_empty(0))
+
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        function, n = self.function, self.parts.variables
+        double = z.to(torch.float64)
+        lower, upper = self.parts.bounds(double)
+        lead = broadcast(*(x.shape[:-1] for x in (double, self.weight, lower, upper)), function.batch_shape)
+        double, lower, upper = (x.expand(*lead, n) for x in (double, lower, upper))
+        double, lower, upper = function.pinned(double, lower, upper)
+        if self.options.validate:
+            check_start(function.equation(), torch.cat([double.detach(), function.nothing(lead)], -1))
+        weight = self.weight.expand(*lead, n)
+        side, state, settled = self._sides(double.detach(), weight.detach(), lower.detach(), upper.detach(), start)
+        free = side == 0
+        masked = _masked(function, weight, side)
+        active = function.active(side)
+        inner = NonlinearProjector(None, function.equation(active), Diagonal(masked), self.options)
+        bound = torch.where(side[..., :n] < 0, lower, upper)
+        point = torch.where(free[..., :n], double, torch.where(torch.isfinite(bound), bound, 0.0))
+        slack = state.u[..., n:]
+        whole = torch.cat([point, torch.zeros_like(slack)], -1)
+        value = inner._attached(whole, state)[..., :n]
+        value = torch.where(free[..., :n], value, point)
+        value = torch.minimum(torch.maximum(value, lower), upper)
+        tangent = MaskedTangent(Local(inner, whole, torch.cat([value, slack], -1), state), free, n)
+        return self._finished(z, value, tangent, state, settled)
+
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
+        solution = self.solve(z)
+        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
+
+    def censored(self, base: LocationScale) -> CensoredMarginals:
+        assert self.parts.nonlinear is not None
+        weight = Diagonal(self.weight.to(base.loc.dtype))
+        inner = NonlinearProjector(self.parts.linear, self.parts.nonlinear, weight, self.options)
+        _, loc, scale, _ = inner.moments(base.loc, base.cov)
+        lower, upper = self.parts.bounds(loc)
+        return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
+
+    @torch.no_grad()
+    def _sides(
+        self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, start: Tensor | None
+    ) -> tuple[Tensor, newton.State, Tensor]:
+        """The sides of variables and slacks, the points there, and who came to rest."""
+        function, n, lead = self.function, z.shape[-1], z.shape[:-1]
+        count = function.inequalities
+        equation = function.flat(lead)
+        flat = [x.reshape(-1, n) for x in (z, weight, lower, upper)]
+        z, weight, lower, upper = flat
+        slack = z.new_zeros(len(z), count)
+        low, high = torch.cat([lower, slack], -1), torch.cat([upper, slack + torch.inf], -1)
+        natural = _natural(function, weight)
+        loose = torch.cat([weight, SLACK * natural[..., n:]], -1)  # inactive functions cost nothing
+        costed = torch.arange(n + count, device=z.device) < n if count else None
+        programme = Programme(None, z[..., :0], torch.cat([z, slack], -1), loose, natural, low, high, costed)
+        guess = z.clamp(lower, upper) if start is None else start.detach().to(z).expand(*lead, n).reshape(-1, n)
+        side = torch.zeros(len(z), n + count, dtype=torch.int8, device=z.device)
+        settled = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        state: newton.State | None = None
+        left = torch.arange(len(z), device=z.device)
+        for _ in range(ROUNDS):
+            part = equation.select(left, torch.Size((len(z),)))
+            assert part is not None
+            few = programme.select(left)
+            found = sequential.faces(part, few, guess.index_select(0, left), function.unequal)
+            sides, points, rest = self._polished(part, few, found)
+            side = side.index_copy(0, left, sides)
+            settled = settled.index_copy(0, left, rest)
+            if state is None:
+                state = points
+            else:
+                pairs = zip(vars(state).values(), vars(points).values())
+                state = newton.State(*(a.index_copy(0, left, b) for a, b in pairs))
+            guess = guess.index_copy(0, left, found.value[..., :n].clamp(few.lower[..., :n], few.upper[..., :n]))
+            left = torch.nonzero(~settled).squeeze(-1)
+            if len(left) == 0:
+                break
+        assert state is not None
+        whole = newton.State(*(x.reshape(*lead, *x.shape[1:]) for x in vars(state).values()))
+        return side.reshape(*lead, -1), whole, settled.reshape(lead)
+
+    def _polished(
+        self, equation: NonlinearEquality, programme: Programme, found: Faces
+    ) -> tuple[Tensor, newton.State, Tensor]:
+        """The points on the faces found, and whether all signs are right there."""
+        side, n = found.side, self.parts.variables
+        free = side == 0
+        bound = torch.where(side < 0, programme.lower, programme.upper)
+        centre = programme.centre
+        held = torch.where(free, centre, torch.where(torch.isfinite(bound), bound, 0.0))
+        natural = torch.cat([programme.weight[..., :n], programme.natural[..., n:]], -1)
+        weight = torch.where(free, natural, HELD * programme.natural)
+        guess = torch.where(free, torch.cat([found.value[..., :n], centre[..., n:]], -1), held)
+        part = self.function.switched(equation, self.function.active(side))
+        state = newton.nearest(part, held, Diagonal(weight), guess, self.options.hessian)
+        pull = part.rows(state.u).transpose(state.multiplier)
+        moved = torch.cat([centre[..., :n], held[..., n:]], -1) - natural * pull
+        slack = torch.cat([state.u[..., :n], self.function.slacks(equation, state.u)], -1)
+        target = torch.where(free, slack, moved)
+        near = NEAR * (target.abs() + held.abs() + centre.abs())
+        wrong = free & ((target < programme.lower - near) | (target > programme.upper + near))
+        wrong = wrong | ((side < 0) & (target > programme.lower + near))
+        wrong = wrong | ((side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper))
+        good = (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY)
+        return side, state, found.done & good & ~wrong.any(-1)
+
+    def _finished(
+        self, z: Tensor, value: Tensor, tangent: Differential, state: newton.State, settled: Tensor
+    ) -> Solution:
+        dtype = z.dtype
+        if dtype != torch.float64:
+            value = value.to(dtype)
+            lower, upper = self.parts.bounds(value.detach())
+            value = torch.minimum(torch.maximum(value, lower), upper)
+        size = torch.maximum(z.detach().abs(), value.detach().abs()).amax(-1, keepdim=True)
+        residual = self.parts.constraint.relative_violation(value.detach(), size).nan_to_num(torch.inf)
+        converged = settled & (residual <= TOLERANCE[dtype])
+        return Solution(value, tangent, Stats(state.steps, residual, converged, self.local))
+
+
+class Functions:
+    """All functions of the parts as one: equalities, linear rows, and inequality functions with their slacks."""
+
+    def __init__(self, parts: Gathered, like: Tensor) -> None:
+        self.parts, self.variables = parts, parts.variables
+        self.system = None if parts.linear is None else parts.linear.system.at(like)
+        pieces: list[tuple[NonlinearEquality, bool]] = []  # a function of u alone, and whether it is an inequality
+        if parts.nonlinear is not None:
+            pieces.append((parts.nonlinear, False))
+        if self.system is not None and self.system.core is not None:
+            assert parts.linear is not None
+            _, right = self.system.substitute(like.new_zeros(parts.variables), parts.linear.b.to(like))
+            pieces.append((_rows_function(self.system.core, right), False))
+        pieces += [(part.function, True) for part in parts.curved]
+        for part in parts.rows:
+            dense = part.rows.map.at(like).dense()
+            pieces.append((_dense_function(dense, part.d.to(like)), True))
+        for shape in parts.shapes:
+            rows = torch.from_numpy(-shape_rows(shape, parts.variables)[0].toarray()).to(like)
+            pieces.append((_dense_function(rows, like.new_zeros(rows.shape[0])), True))
+        self.pieces = pieces
+        self.batch_shape = _batch_shape(pieces)
+        kinds = [unequal for piece, unequal in pieces for _ in range(self._count(piece, like))]
+        self.unequal = torch.tensor(kinds, dtype=torch.bool, device=like.device)  # (q,)
+        self.inequalities = sum(kinds)
+
+    def _count(self, piece: NonlinearEquality, like: Tensor) -> int:
+        point = like.new_zeros(*self.batch_shape, self.variables)
+        return piece.residual(point).shape[-1]
+
+    def equation(self, active: Tensor | None = None) -> NonlinearEquality:
+        """``h(u) = 0`` and ``g(u) + s = 0``; where a function is not active, ``s = 0`` alone."""
+        splits: list[tuple[int, int]] = []
+        args: list[Any] = []
+        for piece, _ in self.pieces:
+            splits.append((len(args), len(args) + len(piece.args)))
+            args += list(piece.args)
+        n = self.variables
+
+        def fn(v: Tensor, *data: Any) -> Tensor:
+            u, s, used, found = v[..., :n], v[..., n:], 0, []
+            for (piece, unequal), (first, last) in zip(self.pieces, splits):
+                h = piece.fn(u, *data[first:last])
+                if unequal:
+                    own = slice(used, used + h.shape[-1])
+                    h, used = h * data[-1][..., own] + s[..., own], used + h.shape[-1]
+                found.append(h)
+            return torch.cat(found, -1)
+
+        def jacobian(v: Tensor, *data: Any) -> Tensor:
+            u, rows, used = v[..., :n], [], 0
+            for (piece, unequal), (first, last) in zip(self.pieces, splits):
+                block = NonlinearEquality(piece.fn, data[first:last], piece.given_jacobian, piece.pattern).jacobian(u)
+                count = block.shape[-2]
+                slack = block.new_zeros(*block.shape[:-1], v.shape[-1] - n)
+                if unequal:
+                    block = block * data[-1][..., used : used + count].unsqueeze(-1)
+                    slack[..., torch.arange(count), used + torch.arange(count)] = 1.0
+                    used += count
+                rows.append(torch.cat([block, slack], -1))
+            return torch.cat(rows, -2)
+
+        switch = torch.ones(self.inequalities, dtype=torch.float64) if active is None else active
+        return NonlinearEquality(fn, (*args, switch), jacobian)
+
+    @staticmethod
+    def switched(equation: NonlinearEquality, active: Tensor) -> NonlinearEquality:
+        """The same functions, with other ones active."""
+        return NonlinearEquality(equation.fn, (*equation.args[:-1], active), equation.given_jacobian)
+
+    def active(self, side: Tensor) -> Tensor:
+        """1 for inequality functions whose slack is held at 0, else 0; (*lead, inequalities)."""
+        return (side[..., self.variables :] != 0).to(torch.float64)
+
+    def nothing(self, lead: torch.Size) -> Tensor:
+        """Slacks of 0."""
+        return torch.zeros(*lead, self.inequalities, dtype=torch.float64, device=self.unequal.device)
+
+    def flat(self, lead: torch.Size) -> NonlinearEquality:
+        """The functions of points whose leading dimensions are flattened to one."""
+        count = math.prod(lead)
+        found = self.equation().select(torch.arange(count), lead)
+        if found is None:
+            raise ParameterError(
+                f"The data of the functions does not broadcast with a batch of shape {tuple(lead)}.",
+                "Points are solved apart from each other, each with its own data.",
+                "Give every tensor in args the shape (*batch, own dimension).",
+            )
+        return found
+
+    def slacks(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
+        """``-g(u)`` at the variables of v, (L, inequalities)."""
+        plain = torch.cat([v[..., : self.variables], self.nothing(v.shape[:-1])], -1)
+        return -equation.residual(plain)[..., self.unequal]
+
+    def pinned(self, z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Known values as bounds that leave no room."""
+        if self.system is None or self.system.pins is None:
+            return z, lower, upper
+        assert self.parts.linear is not None
+        index = self.system.pins.variable
+        z, _ = self.system.substitute(z, self.parts.linear.b.to(z))
+        lead = z.shape[:-1]
+        known = z.index_select(-1, index)
+        lower = lower.expand(*lead, -1).index_copy(-1, index, known)
+        return z, lower, upper.expand(*lead, -1).index_copy(-1, index, known)
+
+
+class MaskedTangent(Differential):
+    """A tangent whose held variables and slacks are left out."""
+
+    def __init__(self, inner: Local, free: Tensor, variables: int) -> None:
+        self.inner, self.free, self.variables = inner, free, variables
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.free.shape[:-1], self.variables))
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._cut(self.inner.apply(self._padded(x))).to(x.dtype)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        return self._cut(self.inner.transpose(self._padded(x))).to(x.dtype)
+
+    def variance(self, cov: Covariance) -> Tensor:
+        if isinstance(cov, Diagonal):
+            return self._cut(self.inner.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
+        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
+        columns = cov.root(eye.reshape(-1, *[1] * (self.free.dim() - 1), cov.root_size))
+        return self.apply(columns.expand(-1, *self.shape)).square().sum(0)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        x = torch.where(self.free[..., : self.variables], x.to(torch.float64), 0.0)
+        extra = self.free.shape[-1] - self.variables
+        return torch.cat([x, x.new_zeros(*x.shape[:-1], extra)], -1) if extra else x
+
+    def _cut(self, x: Tensor) -> Tensor:
+        return torch.where(self.free, x, 0.0)[..., : self.variables]
+
+
+def _natural(function: Functions, weight: Tensor) -> Tensor:
+    """Weights of variables, and of slacks like the largest of them."""
+    floor = weight.amax(-1, keepdim=True)
+    slack = floor.expand(*weight.shape[:-1], function.inequalities)
+    return torch.cat([torch.maximum(weight, 1e-12 * floor), slack], -1)
+
+
+def _masked(function: Functions, weight: Tensor, side: Tensor) -> Tensor:
+    """Weights of free variables and slacks; next to nothing for those held."""
+    natural = _natural(function, weight.detach())
+    free = torch.cat([weight, natural[..., weight.shape[-1] :]], -1)
+    return torch.where(side == 0, free, HELD * natural)
+
+
+def _rows_function(core: Structure, right: Tensor) -> NonlinearEquality:
+    def jacobian(u: Tensor, b: Tensor) -> Tensor:
+        dense = core.at(u).dense()
+        return dense.expand(*u.shape[:-1], *dense.shape[-2:])
+
+    return NonlinearEquality(lambda u, b: core.at(u).apply(u) - b, (right,), jacobian)
+
+
+def _dense_function(rows: Tensor, right: Tensor) -> NonlinearEquality:
+    def jacobian(u: Tensor, d: Tensor) -> Tensor:
+        return rows.to(u).expand(*u.shape[:-1], *rows.shape[-2:])
+
+    return NonlinearEquality(lambda u, d: u @ rows.to(u).mT - d, (right,), jacobian)
+
+
+def _batch_shape(pieces: list[tuple[NonlinearEquality, bool]]) -> torch.Size:
+    shapes = [a.shape[:-1] for piece, _ in pieces for a in piece.args if isinstance(a, Tensor) and a.dim() > 1]
+    return broadcast(*shapes) if shapes else torch.Size()

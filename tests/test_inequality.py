@@ -1,0 +1,515 @@
+"""Projection on sets with inequalities against a cone solver, over the registry: value, feasibility, edges, errors."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import probhard as ph
+from probhard.errors import InfeasibleError, ParameterError, ProbhardError, ShapeError
+from probhard.projectors.gathered import gather
+from probhard.projectors.lifting import lift
+from probhard.structure.disjoint import DisjointRows
+from sets import BATCH, CAPS, DIAGONAL, INF, METRICS, SETS, TREE, Set, nearest, tensor
+
+each_set = pytest.mark.parametrize("name", SETS)
+
+
+def made(name: str) -> tuple[Set, ph.Constraint]:
+    """The entry and its constraint, or a skip while there is none."""
+    entry = SETS[name]
+    if not entry.soon:
+        return entry, entry.build()
+    try:
+        constraint = entry.build()
+        solution = ph.DPPL("orthogonal", on_failure="flag").project(torch.full((entry.n,), 0.1), constraint)
+    except (AttributeError, AssertionError, NotImplementedError, ProbhardError) as error:
+        pytest.skip(f"{type(error).__name__}: {error}")
+    if not bool(solution.stats.converged.all()):
+        pytest.skip("not projected on")
+    return entry, constraint
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spread(entry: Set, seed: int = 5) -> Tensor:
+    """Points (3, BATCH, n) near the set, beside it, and far outside."""
+    return torch.stack([entry.loc + size * normal(seed + i, BATCH, entry.n) for i, size in enumerate((0.3, 2.0, 30.0))])
+
+
+# ------------------------------------------------------------------------------------------- against a cone solver
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@each_set
+def test_projected_points_are_nearest_and_feasible(name, metric):
+    entry, constraint = made(name)
+    chosen, cov = METRICS[metric](entry.n)
+    layer = ph.DPPL(chosen)
+    z = spread(entry)
+    weight = layer.metric.weight(z, cov)
+    weight = weight.diagonal().expand(BATCH, -1) if metric in DIAGONAL else weight.dense()
+    expected = nearest(name, z, weight)
+    inside = expected.mean(0, keepdim=True)
+    z = torch.cat([z, inside])
+    expected = torch.cat([expected, inside if entry.projection else nearest(name, inside, weight)])
+
+    solution = layer.project(z, constraint, dist=ph.LocationScale(z[0], cov))
+    torch.testing.assert_close(solution.value, expected, rtol=0, atol=1e-5)
+    assert solution.stats.converged.all()
+    assert solution.stats.converged.shape == (4, BATCH)
+    assert entry.outside(solution.value) == 0
+    assert entry.violation(solution.value, z) < 1e-9
+    assert constraint.relative_violation(solution.value, z.abs().amax(-1, keepdim=True)).max() < 1e-9
+
+    for k in range(4):  # a batch without samples
+        alone = layer.project(z[k], constraint, dist=ph.LocationScale(z[k], cov)).value
+        torch.testing.assert_close(alone, solution.value[k], rtol=1e-9, atol=1e-9)
+
+
+def drawn(name: str, rounds: int, size: int) -> None:
+    entry, constraint = made(name)
+    for seed in range(rounds):
+        generator = torch.Generator().manual_seed(seed)
+        exponent = 4 * torch.rand(BATCH, entry.n, generator=generator) - 2
+        law = ph.LocationScale(entry.loc + 2 * normal(seed, BATCH, entry.n), ph.Diagonal(10**exponent))
+        layer = ph.DPPL(("oblique", "orthogonal")[seed % 2], covariance="delta")
+        draws = layer(law, constraint).draw((size,), generator)
+        assert draws.stats.converged.all()
+        assert entry.outside(draws.value) == 0
+        size_of = torch.maximum(law.loc.abs(), draws.value.abs()) + law.cov.diagonal().sqrt()
+        assert entry.violation(draws.value, size_of) < 1e-9
+
+
+@each_set
+def test_no_draw_is_infeasible(name):
+    drawn(name, 2, 100)
+
+
+@pytest.mark.slow
+@each_set
+def test_none_of_a_million_draws_is_infeasible(name):
+    drawn(name, 20, 500)
+
+
+# ------------------------------------------------------------------------------------ fixed points, kinks, float32
+
+
+@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
+@each_set
+def test_points_of_the_set_stay_and_projecting_twice_changes_nothing(name, metric):
+    entry, constraint = made(name)
+    layer, law = ph.DPPL(metric), (torch.zeros(BATCH, entry.n), torch.rand(BATCH, entry.n) + 0.1)
+    once = layer.project(spread(entry), constraint, dist=law).value
+    if not entry.projection:
+        return
+    for inside in (once, once.mean(0), 0.3 * once[:1] + 0.7 * once[1:]):
+        again = layer.project(inside, constraint, dist=law)
+        torch.testing.assert_close(again.value, inside, rtol=1e-9, atol=1e-9)
+        assert again.stats.converged.all()
+        assert entry.outside(again.value) == 0
+
+
+@each_set
+def test_kinks_are_deterministic(name):
+    entry, constraint = made(name)
+    layer = ph.DPPL("orthogonal", on_failure="flag")
+    edge = layer.project(spread(entry), constraint).value.detach().requires_grad_()
+    results = []
+    for _ in range(2):
+        solution = layer.project(edge, constraint)
+        (slope,) = torch.autograd.grad((solution.value * torch.arange(1.0, entry.n + 1)).sum(), edge)
+        assert slope.isfinite().all()
+        results.append((solution.value, slope))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_a_variable_that_touches_its_bound_is_free():
+    z = torch.tensor([0.0, 1.0, 0.5], requires_grad=True)
+    (slope,) = torch.autograd.grad(ph.DPPL("orthogonal").project(z, ph.Box(0.0, 1.0)).value.sum(), z)
+    torch.testing.assert_close(slope, torch.ones(3))
+
+
+@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
+@each_set
+def test_float32_stays_within_bounds(name, metric):
+    entry, constraint = made(name)
+    z = spread(entry).float().requires_grad_()
+    stddev = (torch.rand(BATCH, entry.n) + 0.3).float().requires_grad_()
+    law = ph.LocationScale(torch.zeros(BATCH, entry.n, dtype=torch.float32), ph.Diagonal.from_stddev(stddev))
+    solution = ph.DPPL(metric).project(z, constraint.to(torch.float32), dist=law)
+    assert solution.value.dtype == torch.float32
+    assert solution.stats.converged.all()
+    assert entry.outside(solution.value.detach()) == 0
+    assert entry.violation(solution.value.detach(), z.detach()) < 1e-5
+    (solution.value.square().sum() + solution.tangent.variance(law.cov).sum()).backward()
+    assert z.grad.dtype == torch.float32
+    assert z.grad.isfinite().all()
+    assert metric == "orthogonal" or stddev.grad.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------- sets of a single point
+
+LINE = ([0.0, 0.2, 0.5, 0.9, 1.0])
+POINTS = {  # the set, and its only point
+    "mass 1 below 1": (lambda: ph.Conservation(torch.ones(1), 1.0) & ph.Box(0.0, 1.0), [1.0]),
+    "full": (lambda: ph.Conservation(torch.ones(5), 5.0) & ph.Box(0.0, 1.0), [1.0] * 5),
+    "empty": (lambda: ph.Conservation(torch.ones(5), 0.0) & ph.NonNegative(), [0.0] * 5),
+    "simplex of 0": (lambda: ph.Simplex(0.0), [0.0] * 5),
+    "more than full by rounding": (
+        lambda: ph.Conservation(torch.ones(5), 5 * (1 + 1e-13)) & ph.Box(0.0, 1.0),
+        [1.0] * 5,
+    ),
+    "row of any sign": (
+        lambda: ph.Conservation(tensor([1.0, -2.0, 3.0]), 4.0) & ph.Box(0.0, 1.0),
+        [1.0, 0.0, 1.0],
+    ),
+    "equal bounds": (lambda: ph.Box(tensor(LINE), tensor(LINE)), LINE),
+    "tree of 0": (
+        lambda: ph.Hierarchy(TREE) & ph.Box(0.0, tensor([0.0, *[INF] * 6])),
+        [0.0] * 7,
+    ),
+    "tree at its caps": (
+        lambda: ph.Hierarchy(TREE) & ph.Box(tensor([4.0, *[0.0] * 6]), tensor([INF, INF, INF, *[1.0] * 4])),
+        [4.0, 2, 2, 1, 1, 1, 1],
+    ),
+    "variation 0 with a mass": (
+        lambda: ph.TotalVariation(0.0) & ph.Conservation(torch.ones(5), 2.0), [0.4] * 5
+    ),
+    "increasing at full mass": (
+        lambda: ph.Monotone() & ph.Conservation(torch.ones(5), 5.0) & ph.Box(0.0, 1.0),
+        [1.0] * 5,
+    ),
+    "rows from both sides": (
+        lambda: ph.LinearInequality(torch.cat([torch.eye(3), -torch.eye(3)]), tensor([1.0, 2, 3, -1, -2, -3])),
+        [1.0, 2.0, 3.0],
+    ),
+    "rows that meet in a point": (
+        lambda: ph.LinearInequality(tensor([[1.0, 1.0], [-1.0, 1.0], [0.0, -1.0]]), torch.zeros(3)),
+        [0.0, 0.0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_set_of_one_point_returns_it(name):
+    build, point = POINTS[name][0], tensor(POINTS[name][1])
+    n = len(point)
+    for metric in ("oblique", "orthogonal"):
+        law = (torch.zeros(n), torch.rand(n) + 0.1)
+        solution = ph.DPPL(metric).project(point + normal(3, 20, n), build(), dist=law)
+        torch.testing.assert_close(solution.value, point.expand(20, n), rtol=0, atol=1e-9)
+        assert solution.stats.converged.all()
+        variance = ph.DPPL(metric, covariance="delta")(law, build()).variance
+        assert variance.abs().max() < 1e-9
+
+
+def test_a_mass_that_float32_rounds_above_the_capacity():
+    constraint = ph.Conservation(torch.ones(5), 5 * (1 + 1e-7)) & ph.Box(0.0, 1.0)
+    z = normal(3, 20, 5).float()
+    solution = ph.DPPL("orthogonal").project(z, constraint.to(torch.float32))
+    assert torch.equal(solution.value, torch.ones(20, 5, dtype=torch.float32))
+
+
+# -------------------------------------------------------------------------------------------- empty sets, bad input
+
+
+def projected(constraint: ph.Constraint, n: int, batch: tuple[int, ...] = ()) -> Tensor:
+    return ph.DPPL().project(normal(1, *batch, n), constraint, dist=(torch.zeros(n), torch.ones(n))).value
+
+
+EMPTY = {  # what is done, and what its message names
+    "bounds crossed": (lambda: ph.Box(1.0, 0.0), ["1", "0", "bound"]),
+    "bounds crossed once": (lambda: ph.Box(torch.zeros(3, 4), torch.tensor([[1.0], [1.0], [-1.0]])), ["(2, 0)"]),
+    "boxes apart": (lambda: ph.Box(0.0, 1.0) & ph.Box(2.0, 3.0), ["2", "1"]),
+    "mass above capacity": (
+        lambda: projected(ph.Conservation(torch.ones(4), 5.0) & ph.Box(0.0, 1.0), 4),
+        ["Conservation", "5", "0 to 4"],
+    ),
+    "mass above capacity in one element": (
+        lambda: projected(ph.Conservation(torch.ones(4), torch.tensor([1.0, 5.0, 2.0])) & ph.Box(0.0, 1.0), 4, (3,)),
+        ["Conservation", "5", "(1,)"],
+    ),
+    "mass above capacity in one element of the moments": (
+        lambda: ph.DPPL()(
+            (torch.zeros(3, 4), torch.ones(3, 4)),
+            ph.Conservation(torch.ones(4), torch.tensor([1.0, 5.0, 2.0])) & ph.Box(0.0, 1.0),
+        ).mean,
+        ["Conservation", "5", "(1,)"],
+    ),
+    "mass above capacity in one slice": (
+        lambda: projected(ph.per_slice(ph.Conservation(torch.ones(4), torch.tensor([1.0, 5.0])) & ph.Box(0, 1), (2, 4)), 8),
+        ["5", "Row 1"],
+    ),
+    "increasing with mass above capacity": (
+        lambda: projected(ph.Monotone() & ph.Conservation(torch.ones(4), torch.tensor([1.0, 5.0])) & ph.Box(0, 1), 4, (2,)),
+        ["Conservation", "(1,)"],
+    ),
+    "rows that contradict": (
+        lambda: projected(ph.LinearInequality(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([1.0, -2.0])), 2),
+        ["LinearInequality"],
+    ),
+    "rows that contradict in one element": (
+        lambda: projected(
+            ph.LinearInequality(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1.0, 2.0], [1.0, -2.0]])), 2, (2,)
+        ),
+        ["LinearInequality", "(1,)"],
+    ),
+    "rows of one element's own that contradict": (
+        lambda: projected(
+            ph.LinearInequality(torch.tensor([[[1.0, 1.0], [-1.0, 1.0]], [[1.0, 1.0], [-1.0, -1.0]]]), [1.0, -2.0]), 2, (2,)
+        ),
+        ["LinearInequality", "(1,)"],
+    ),
+    "single rows that contradict": (
+        lambda: projected(ph.LinearInequality(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([1.0, -2.0])), 2),
+        ["2", "1"],
+    ),
+    "tree over its cap": (
+        lambda: projected(ph.Hierarchy(TREE) & ph.Box(torch.tensor([9.0, *[0.0] * 6]), CAPS.clamp(max=2.0).fill_(2.0).index_fill(0, torch.tensor(0), INF)), 7),
+        ["Hierarchy"],
+    ),
+    "negative total": (lambda: ph.Simplex(-1.0), ["-1", "simplex"]),
+    "negative total in one element": (lambda: ph.Simplex(torch.tensor([1.0, -2.0])), ["-2", "(1,)"]),
+    "negative radius": (lambda: ph.Ball(-1.0), ["-1"]),
+}  # fmt: skip
+
+
+def explained(error: ProbhardError, fragments: list[str]) -> None:
+    for part in (error.what, error.why, error.fix):
+        assert part.strip()
+        assert part.rstrip().endswith(".")
+    for fragment in fragments:
+        assert fragment in str(error)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_sets_are_named(name):
+    action, fragments = EMPTY[name]
+    with pytest.raises(InfeasibleError) as caught:
+        action()
+    explained(caught.value, fragments)
+
+
+NAN = torch.nan
+BAD = {
+    "NaN bound": (lambda: ph.Box(torch.tensor([0.0, NAN])), ParameterError, ["1 NaN", "lower"]),
+    "NaN number": (lambda: ph.Box(None, NAN), ParameterError, ["NaN", "upper"]),
+    "bounds of other shapes": (lambda: ph.Box(torch.zeros(3), torch.ones(4)), ShapeError, ["(3,)", "(4,)"]),
+    "box of another size": (lambda: projected(ph.Box(torch.zeros(3)), 4), ShapeError, ["3", "4"]),
+    "box of another batch": (
+        lambda: projected(ph.Box(torch.zeros(3, 4), 1.0), 4, (2,)), ShapeError, ["(2,)", "(3,)"]
+    ),
+    "mass of another batch": (
+        lambda: projected(ph.Conservation(torch.ones(4), torch.ones(3)) & ph.NonNegative(), 4, (2,)), ShapeError, ["3", "2"]
+    ),
+    "'&' of sizes that differ": (lambda: ph.Box(torch.zeros(3)) & ph.Conservation(torch.ones(4), 1.0), ShapeError, ["3", "4"]),
+    "direction": (lambda: ph.Monotone("upwards"), ParameterError, ["upwards", "increasing", "decreasing"]),
+    "G is a vector": (lambda: ph.LinearInequality(torch.ones(4)), ShapeError, ["(4,)"]),
+    "NaN in G": (lambda: ph.LinearInequality(torch.full((2, 4), NAN)), ParameterError, ["G"]),
+    "NaN in batched G": (lambda: ph.LinearInequality(torch.full((3, 2, 4), NAN)), ParameterError, ["G"]),
+    "NaN in d": (lambda: ph.LinearInequality(torch.ones(1, 4), NAN), ParameterError, ["d", "NaN"]),
+    "d is too long": (lambda: ph.LinearInequality(torch.ones(1, 4), torch.ones(2)), ShapeError, ["(2,)", "1 rows"]),
+    "G and d in batches that differ": (
+        lambda: ph.LinearInequality(torch.ones(3, 1, 4), torch.ones(2, 1)), ShapeError, ["3", "2"]
+    ),
+    "G of another size": (lambda: projected(ph.LinearInequality(torch.ones(1, 4)), 3), ShapeError, ["4", "3"]),
+    "negative variation": (lambda: ph.TotalVariation(-1.0), ParameterError, ["-1"]),
+    "NaN variation": (lambda: ph.TotalVariation(NAN), ParameterError, ["nan"]),
+    "negative weight": (lambda: ph.TotalVariationPenalty(-1.0), ParameterError, ["-1", "weight"]),
+    "NaN total": (lambda: ph.Simplex(NAN), ParameterError, ["NaN"]),
+    "slices that do not divide": (lambda: projected(ph.Monotone(slices=3), 8), ShapeError, ["8", "3"]),
+    "slices of another width": (lambda: ph.per_slice(ph.Box(torch.zeros(3)), (2, 4)), ShapeError, ["3", "4"]),
+    "slices in time": (lambda: ph.per_slice(ph.Simplex(torch.ones(3)), (2, 4)), ShapeError, ["3", "2"]),
+    "field of nothing": (lambda: ph.TotalVariationDiminishing((0, 3)), ShapeError, ["(0, 3)"]),
+    "censored shapes": (
+        lambda: ph.DPPL(covariance="censored")((torch.zeros(4), torch.ones(4)), ph.Monotone()), ParameterError, ["Monotone"]
+    ),
+    "probconserv without rows": (lambda: ph.NonNegative().linear_part(), ParameterError, ["linear"]),
+    "frozen": (lambda: ph.DPPL("orthogonal").freeze(ph.NonNegative()), ParameterError, ["NonNegative"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_and_explained(name):
+    action, kind, fragments = BAD[name]
+    with pytest.raises(kind) as caught:
+        action()
+    explained(caught.value, fragments)
+
+
+# ------------------------------------------------------------------------------------- structure, joins, small parts
+
+
+def test_rows_of_one_variable_are_bounds():
+    rows = torch.tensor([[2.0, 0, 0], [0, -1, 0], [0, 0, 1], [1, 0, 0]])
+    found = ph.LinearInequality(rows, torch.tensor([4.0, 1.0, 3.0, 1.0])).resolve(3)
+    assert isinstance(found, ph.Box)
+    torch.testing.assert_close(found.lower, torch.tensor([-INF, -1.0, -INF]))
+    torch.testing.assert_close(found.upper, torch.tensor([1.0, INF, 3.0]))
+
+
+def test_bounds_and_rows_are_told_apart():
+    rows = torch.tensor([[2.0, 0, 0], [1, 1, 1]])
+    found = ph.LinearInequality(rows, torch.tensor([[4.0, 1.0], [2.0, 1.0]])).resolve(3)
+    parts = {type(part) for part in found.parts()}
+    assert parts == {ph.Box, ph.LinearInequality}
+    torch.testing.assert_close(found.parts()[0].upper, torch.tensor([[2.0, INF, INF], [1.0, INF, INF]]))
+
+
+@pytest.mark.parametrize("order", ["in order", "shuffled", "scaled"])
+@pytest.mark.parametrize("direction", ["increasing", "decreasing"])
+def test_difference_rows_are_monotone(direction, order):
+    rows = torch.eye(6)[:-1] - torch.eye(6)[1:]
+    rows = rows if direction == "increasing" else -rows
+    rows = {"in order": rows, "shuffled": rows[[3, 0, 4, 2, 1]], "scaled": rows * torch.tensor([[1.0], [2], [3], [4], [5]])}[order]
+    found = ph.LinearInequality(rows, 0.0).resolve(6)
+    assert isinstance(found, ph.Monotone)
+    assert found.direction == direction
+    z = normal(2, 10, 6)
+    expected = ph.DPPL("orthogonal").project(z, ph.Monotone(direction)).value
+    torch.testing.assert_close(ph.DPPL("orthogonal").project(z, ph.LinearInequality(rows)).value, expected)
+
+
+@pytest.mark.parametrize("change", ["right side", "mixed", "gap", "more"])
+def test_other_rows_stay_rows(change):
+    rows, d = torch.eye(6)[:-1] - torch.eye(6)[1:], torch.zeros(5)
+    if change == "right side":
+        d[2] = 0.1
+    elif change == "mixed":
+        rows[2] = -rows[2]
+    elif change == "gap":
+        rows, d = rows[:-1], d[:-1]
+    else:
+        rows, d = torch.cat([rows, torch.ones(1, 6)]), torch.zeros(6)
+    assert isinstance(ph.LinearInequality(rows, d).resolve(6), ph.LinearInequality)
+
+
+def test_one_row_is_searched_along():
+    for constraint in (ph.LinearEquality(torch.ones(1, 6), 1.0) & ph.NonNegative(), ph.Simplex()):
+        assert isinstance(lift(gather(constraint, 6)).system.core, DisjointRows)
+    resolved = ph.Simplex(2.0).resolve(4)
+    assert [type(part) for part in resolved.parts()] == [ph.Conservation, ph.NonNegative]
+
+
+def test_boxes_tighten():
+    found = ph.Box(0.0, torch.tensor([1.0, 2.0, 3.0])) & ph.Box(torch.tensor([-1.0, 0.5, 0.5]), 2.0)
+    assert isinstance(found, ph.Box)
+    torch.testing.assert_close(found.lower, torch.tensor([0.0, 0.5, 0.5]))
+    torch.testing.assert_close(found.upper, torch.tensor([1.0, 2.0, 2.0]))
+    with pytest.raises(TypeError):
+        ph.NonNegative() & 3
+
+
+@each_set
+def test_representation_and_dtype(name):
+    entry, constraint = made(name)
+    words = repr(constraint)
+    assert re.match(r"[A-Z]\w+\(", words)
+    assert constraint.algorithm
+    single = constraint.to(torch.float32)
+    assert type(single) is type(constraint)
+    u = spread(entry)
+    torch.testing.assert_close(single.violation(u), constraint.violation(u), rtol=1e-5, atol=1e-5)
+
+
+@each_set
+def test_violation_and_penalty(name):
+    """Both from the registry's own rows and bounds."""
+    entry, constraint = made(name)
+    u = spread(entry)
+    u.requires_grad_()
+    residuals, excesses = [], []
+    for k in range(BATCH):
+        part = u[:, k]
+        tensor = {key: torch.from_numpy(np.array(entry.data(key, k))) for key in ("lower", "upper")}
+        excess = [tensor["lower"] - part, part - tensor["upper"]]
+        if entry.G is not None:
+            excess.append(part @ torch.from_numpy(np.array(entry.data("G", k))).T - torch.from_numpy(np.array(entry.data("d", k))))
+        if entry.beyond is not None:
+            excess += [found.unsqueeze(-1) for found in entry.beyond(part)]
+        excesses.append(torch.cat(excess, -1).clamp(min=0))
+        A = entry.data("A", k) if entry.A is not None else np.zeros((1, entry.n))
+        b = entry.data("b", k) if entry.A is not None else np.zeros(1)
+        residuals.append(part @ torch.from_numpy(np.array(A)).T - torch.from_numpy(np.array(b)))
+    largest = torch.stack([torch.cat([r.abs(), e], -1).amax(-1) for r, e in zip(residuals, excesses)], 1)
+    if entry.A is not None and "tree" not in name and "crossed" not in name and "overlapping" not in name and "fixed" not in name:
+        torch.testing.assert_close(constraint.violation(u), largest)
+    feasible = ph.DPPL("orthogonal").project(u.detach(), constraint).value
+    assert constraint.penalty(feasible).max() < 1e-12
+    penalty = constraint.penalty(u)
+    assert penalty.shape == (3, BATCH)
+    assert ((penalty > 0) == (largest > 0)).all()
+    (slope,) = torch.autograd.grad(penalty.sum(), u)
+    assert slope.isfinite().all()
+
+
+@each_set
+def test_quantiles_of_draws_stay_within_bounds(name):
+    entry, constraint = made(name)
+    law = (entry.loc + normal(4, BATCH, entry.n), torch.ones(BATCH, entry.n))
+    draws = ph.DPPL(covariance="delta")(law, constraint).sample((60,), torch.Generator().manual_seed(1))
+    quantiles = ph.sample_quantiles(draws, (0.05, 0.5, 0.95))
+    assert entry.outside(quantiles) == 0
+    if "increasing" in name or "decreasing" in name:  # order survives marginal quantiles
+        shape = next(part for part in constraint.parts() if isinstance(part, ph.Monotone)) if "ing" != name[-3:] else constraint
+        assert shape.violation(quantiles).max() <= 1e-12
+
+
+def test_constraint_error_counts_inequalities():
+    constraint = ph.Conservation(torch.ones(2), 1.0) & ph.NonNegative()
+    u = torch.tensor([[1.5, -0.5], [0.5, 0.5]])
+    found = ph.constraint_error(constraint, u)
+    assert float(found.largest) == 0.5
+    assert float(found.mean) == 0.25
+    assert float(found.mean_square) == 0.125
+    assert float(ph.constraint_error(ph.NonNegative(), u).mean) == 0.25
+
+
+class Backbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 14)
+
+    def forward(self, x):
+        mean, raw = self.linear(x).chunk(2, -1)
+        return mean, nn.functional.softplus(raw) + 0.1
+
+
+@pytest.mark.parametrize("method", ["softc", "hardc", "probhard-ob", "probhard-or", "probhard-inf", "probconserv", "hier-e2e"])
+def test_methods_run_on_a_hierarchy_of_non_negative_series(method):
+    constraint = ph.Hierarchy(TREE) & ph.NonNegative()
+    model = ph.ConstrainedModel(Backbone(), constraint, method)
+    x = normal(1, 4, 3)
+    bottom = torch.rand(4, 4)
+    y = bottom @ torch.from_numpy(TREE).T
+    loss = model.loss((x, y))
+    loss.backward()
+    assert loss.isfinite()
+    for parameter in model.parameters():
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.abs().sum() > 0
+    forecast, draws = model.forecast((x, y)), model.sample((x, y), 50)
+    assert draws.shape == (50, 4, 7)
+    assert ph.crps(forecast, y).isfinite().all()
+    if method in ("probhard-ob", "probhard-or", "probhard-inf", "hier-e2e"):
+        assert forecast.feasible
+        assert (draws >= 0).all()
+        assert constraint.relative_violation(draws, draws.abs().amax(-1, keepdim=True)).max() < 1e-9
+        assert (forecast.mean >= 0).all()
+        assert ph.constraint_error(constraint, forecast).largest < 1e-9
+    elif method == "hardc":
+        assert ph.constraint_error(constraint, forecast).largest < 1e-9
+        assert not forecast.feasible
+    elif method == "probconserv":
+        assert ph.constraint_error(constraint.linear, draws).largest < 1e-9
+        assert (draws < 0).any()
+    else:
+        assert constraint.violation(draws).max() > 0.1
