@@ -15,6 +15,7 @@ from probhard.covariance import Covariance, matvec, safe_sqrt
 from probhard.distribution import LocationScale
 from probhard.errors import broadcast
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.diagnosis import check_capacity
 from probhard.projectors.faces import censored_laws
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import SLACK, joined, linear_costs, right_sides, shape_rows
@@ -39,6 +40,8 @@ class CoupledProjector(Projector):
         if parts.linear is not None and parts.linear.system.held is not None:
             self.root = self.root.index_fill(-2, parts.linear.system.held.to(self.root.device), 0.0)
         self._stack(self.root.new_empty(0))
+        if options.validate:
+            check_capacity(parts, self.root.new_empty(0))
 
     def _stack(self, like: Tensor) -> None:
         """The rows on u, those on auxiliary variables, right-hand sides and bounds of all parts."""

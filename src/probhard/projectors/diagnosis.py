@@ -5,13 +5,59 @@ from __future__ import annotations
 import numpy as np
 import scipy.optimize
 import scipy.sparse as sp
+import torch
 from torch import Tensor
 
+from probhard.errors import InfeasibleError, checking
 from probhard.projectors.gathered import Gathered
-from probhard.structure.base import DenseMap
+from probhard.structure.base import DenseMap, SparseMap, segment_sum
+from probhard.structure.disjoint import DisjointRows
 from probhard.structure.system import LinearSystem
 
 LARGEST = 20_000  # variables up to which emptiness is looked for
+
+
+def check_capacity(parts: Gathered, like: Tensor) -> None:
+    """Raise where a linear equality asks for more, or less, than the bounds allow; eager mode only.
+
+    Sets that are a single point within rounding pass: 1e-12 relative in float64, 1e-6 in float32.
+    """
+    if parts.linear is None or parts.box is None or not checking():
+        return
+    linear = parts.linear
+    lower, upper = parts.bounds(like)
+    bottom, top = _range(linear.system.map.at(like), lower.detach(), upper.detach())
+    b = linear.b.detach().to(like)
+    tolerance = 1e-12 if linear.b.dtype == torch.float64 and like.dtype == torch.float64 else 1e-6
+    size = tolerance * (b.abs() + top.nan_to_num(0.0, 0.0, 0.0).abs() + bottom.nan_to_num(0.0, 0.0, 0.0).abs())
+    gap = torch.maximum(bottom - b, b - top) - size
+    if bool((gap > 0).any()):
+        at = tuple(int(i) for i in (gap > 0).nonzero()[0])
+        where = f" in batch element {at[:-1]}" if len(at) > 1 else ""
+        found = [float(x.expand(gap.shape)[at]) for x in (b, bottom, top)]
+        raise InfeasibleError(
+            f"Row {at[-1]} of {type(linear).__name__} asks for {found[0]:.8g}{where}, but the bounds only allow "
+            f"{found[1]:.8g} to {found[2]:.8g}.",
+            "No point satisfies both: the set is empty.",
+            "Relax the bounds, or correct the right-hand side.",
+        )
+
+
+def _range(rows: SparseMap | DenseMap | DisjointRows, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and largest value of each row over the bounds, (*batch, q)."""
+    if isinstance(rows, SparseMap):
+        low, high = (x.index_select(-1, rows.column) for x in (lower, upper))
+        ends = [torch.where(rows.value > 0, a, b) * rows.value for a, b in ((low, high), (high, low))]
+        return segment_sum(ends[0], rows.row, rows.rows), segment_sum(ends[1], rows.row, rows.rows)
+    if isinstance(rows, DisjointRows):
+        a = rows.split_coefficient()
+        low, high = rows.split(lower), rows.split(upper)
+        ends = [torch.where(a == 0, 0.0, torch.where(a > 0, x, y) * a) for x, y in ((low, high), (high, low))]
+        return rows.sums(ends[0]), rows.sums(ends[1])
+    a = rows.matrix.detach()
+    low, high = lower.unsqueeze(-2), upper.unsqueeze(-2)
+    ends = [torch.where(a == 0, 0.0, torch.where(a > 0, x, y) * a) for x, y in ((low, high), (high, low))]
+    return ends[0].sum(-1), ends[1].sum(-1)
 
 
 def empty_set(

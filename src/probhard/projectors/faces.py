@@ -16,7 +16,7 @@ from probhard.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.distribution import LocationScale
 from probhard.errors import InfeasibleError, ProbhardError, broadcast
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
-from probhard.projectors.diagnosis import empty_set
+from probhard.projectors.diagnosis import check_capacity, empty_set
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import joined, lift, linear_costs, right_sides, without_complement
 from probhard.projectors.linear import LinearProjector
@@ -43,6 +43,8 @@ class FaceProjector(Projector):
         sides = right_sides(parts, like)
         self.right = joined(sides) if sides else like
         self.costs = linear_costs(parts, like)
+        if options.validate:
+            check_capacity(parts, like)
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
         self.equalities = parts.linear is not None
 

@@ -11,7 +11,7 @@ from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.curved import NonlinearInequality
 from probhard.constraints.intersection import Intersection
-from probhard.constraints.linear import LinearEquality
+from probhard.constraints.linear import LinearEquality, broadcast_batch
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.polyhedron import LinearInequality, Monotone
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
@@ -49,6 +49,17 @@ class Gathered:
     def polyhedral(self) -> bool:
         """Whether there is nothing curved."""
         return self.nonlinear is None and not (self.curved or self.diminishing or self.programs)
+
+    def check_batch(self, z: Tensor) -> None:
+        """Raise unless the data of the parts broadcasts with points z."""
+        data = [] if self.linear is None else [self.linear.b]
+        data += [] if self.box is None else [x for x in (self.box.lower, self.box.upper) if x.dim()]
+        data += [rows.d for rows in self.rows]
+        for value in data:
+            broadcast_batch(z.shape[:-1], value.shape[:-1], "the distribution", "the constraint")
+        for shape in self.shapes:
+            if not isinstance(shape, Monotone):
+                broadcast_batch(z.shape[:-1], shape.amounts(z).shape[:-1], "the distribution", "the constraint")
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds (*batch, n) in the dtype of ``like``; infinite where there are none."""

@@ -41,7 +41,8 @@ DENSE_VARIABLES = 64  # up to here the Jacobian is formed
 KEPT = 32  # compiled problems remembered
 NEWTON = 30  # steps of refinement
 PATIENCE = 4  # ... and of them without progress
-TIGHT = 1e-10  # tolerance of the cone solver
+TIGHT = 1e-13  # asked of the cone solver, which stops where it makes no more progress
+SCALES = (1.0, 1e3, 0.03)  # of the objective, relative to |R z|; tried in turn
 
 _COMPILED: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
 
@@ -108,7 +109,7 @@ class ProgramProjector(Projector):
         plain = torch.ones_like(self.root) if isinstance(self.weight, Diagonal) else torch.eye(point.shape[-1])
         with torch.no_grad():  # near the origin in a plain metric, so that no scaling passes for emptiness
             _, reports, _ = self._solved(torch.zeros_like(point), at, plain.to(point))
-        if "nfeasible" not in reports[0].status:
+        if "PrimalInfeasible" not in reports[0].status:
             return None
         where = f" in batch element {at}" if at else ""
         return InfeasibleError(
@@ -134,9 +135,8 @@ class ProgramProjector(Projector):
         moved = flat[0] * flat[1] if diagonal else (flat[0] @ flat[1].unsqueeze(-1)).squeeze(-1)  # R z
         size = moved.detach().norm(dim=-1)
         weights = flat[0].detach() if diagonal else flat[0].detach().norm(dim=-2)
-        low, high = weights.amin(-1), weights.amax(-1)
-        scales = tuple(1 / torch.maximum(size, unit) for unit in (low, high, 1e-3 * low))
-        found, reports = compiled_of(terms, n, diagonal)(flat[0], moved, flat[2:], scales)
+        scale = 1 / torch.maximum(size, weights.amin(-1))
+        found, reports = compiled_of(terms, n, diagonal)(flat[0], moved, flat[2:], scale)
         return found, reports, lead
 
     @torch.no_grad()
@@ -312,16 +312,17 @@ class Compiled:
         root: Tensor,  # (k, n) or (k, n, n)
         moved: Tensor,  # R z, (k, n)
         data: list[Tensor],  # each (k, *own shape)
-        scales: tuple[Tensor, ...],  # of the objective, each (k,); tried in turn
+        scale: Tensor,  # of the objective, (k,)
     ) -> tuple[Tensor, list[Report]]:
         """The nearest points (k, n) and how each went."""
         found, reports = moved.new_zeros(moved.shape), [Report()] * len(moved)
         left = torch.arange(len(moved))
-        for scale in scales:
+        for factor in SCALES:
             if not len(left):
                 break
-            values = [(root, scale), (moved, scale)]
-            values += [(data[i], scale.square() if cost else torch.ones_like(scale)) for i, cost in self.used]
+            size = factor * scale
+            values = [(root, size), (moved, size)]
+            values += [(data[i], size.square() if cost else torch.ones_like(size)) for i, cost in self.used]
             given = [x[left] * s[left].reshape(-1, *[1] * (x.dim() - 1)) for x, s in values]
             self.solver.reports = []
             found = found.index_copy(0, left, self.layer(*given)[0])
@@ -439,7 +440,9 @@ class Conditions:
         return np.block([[self.P, self.A.T @ slope], [self.A, slope - np.eye(len(self.b))]])
 
     def refined(self, x: np.ndarray, w: np.ndarray) -> State:
-        """Newton's method from the solver's answer, as long as the residual falls."""
+        """Newton's method from the solver's answer; the best point of its steps."""
+        if not (np.isfinite(x).all() and np.isfinite(w).all()):
+            return State(self, x, w, np.zeros((len(w), len(w))), np.inf, 0)
         f, y, slope = self.at(x, w)
         n, size = len(x), np.abs(self.A)
         first = max(self.balance, np.abs(self.P @ x).max(initial=0.0), (size.T @ np.abs(y)).max(initial=0.0))
@@ -453,6 +456,8 @@ class Conditions:
                 break
             move = Factor(self.jacobian(slope)).solve(-f)
             x, w = x + move[:n], w + move[n:]
+            if not np.isfinite(move).all() or np.abs(w).max() > 1e100:
+                break
             f, y, slope = self.at(x, w)
             left = float(np.abs(f / unit).max())
             if left < best.left:
@@ -464,9 +469,9 @@ class Factor:
     """An equilibrated matrix, factored; by its pseudo-inverse where it is singular."""
 
     def __init__(self, matrix: np.ndarray) -> None:
-        self.rows = 1 / np.maximum(np.abs(matrix).max(1), 1e-300)
+        self.rows = _inverse(np.abs(matrix).max(1))
         matrix = matrix * self.rows[:, None]
-        self.columns = 1 / np.maximum(np.abs(matrix).max(0), 1e-300)
+        self.columns = _inverse(np.abs(matrix).max(0))
         matrix = matrix * self.columns
         self.inverse = None
         with np.errstate(all="ignore"):
@@ -480,6 +485,10 @@ class Factor:
         if self.inverse is not None:
             return after * ((self.inverse.T if transposed else self.inverse) @ (left * right))
         return after * scipy.linalg.lapack.dgetrs(*self.triangles, left * right, trans=int(transposed))[0]
+
+
+def _inverse(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, 1 / np.where(x > 0, x, 1.0), 1.0)
 
 
 def _cones(dims: Any) -> list[tuple[int, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]]:

@@ -18,13 +18,14 @@ the derivative of the cost-to-come, which keeps values at the knots and not slop
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 try:
-    from numba import njit
+    njit: Any = import_module("numba").njit
 except ImportError:  # the same source runs as plain Python, some hundred times slower
     njit = None
 

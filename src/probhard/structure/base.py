@@ -7,6 +7,7 @@ answers ``(A W A^T)^-1 r`` and ``diag(P S P^T)`` with ``P = I - W A^T (A W A^T)^
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
+
+CACHES = ("_copies", "_compressed_rows")  # attributes that belong to one dtype and device
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -46,7 +49,7 @@ class OnDevice:
         key = (like.dtype, like.device)
         if key in copies:
             return copies[key]
-        moved = {name: _move(value, like) for name, value in vars(self).items() if name != "_copies"}
+        moved = {name: _move(value, like) for name, value in vars(self).items() if name not in CACHES}
         twin = self
         if any(moved[name] is not vars(self)[name] for name in moved):
             twin = copy.copy(self)
@@ -144,8 +147,14 @@ class Structure(OnDevice, ABC):
         """``|A| |x|``, the scale against which a residual is rounding."""
 
 
+CSR_ENTRIES = 2_000  # entries from which plain values are multiplied as a compressed matrix
+
+
 class SparseMap(OnDevice):
-    """A sparse matrix by its entries: ``apply`` and ``transpose`` gather, multiply and add."""
+    """A sparse matrix by its entries: ``apply`` and ``transpose`` gather, multiply and add.
+
+    Without a gradient, on a CPU, large ones are multiplied as compressed rows instead.
+    """
 
     def __init__(self, matrix: sp.spmatrix) -> None:
         entries = sp.coo_array(matrix)
@@ -156,10 +165,14 @@ class SparseMap(OnDevice):
 
     def apply(self, x: Tensor) -> Tensor:
         """``A x`` for x (..., n)."""
+        if self._plain(x):
+            return self._compressed("rows", x)
         return segment_sum(x.index_select(-1, self.column) * self.value, self.row, self.rows)
 
     def transpose(self, y: Tensor) -> Tensor:
         """``A^T y`` for y (..., q)."""
+        if self._plain(y):
+            return self._compressed("columns", y)
         return segment_sum(y.index_select(-1, self.row) * self.value, self.column, self.variables)
 
     def dense(self) -> Tensor:
@@ -168,7 +181,27 @@ class SparseMap(OnDevice):
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, the scale against which a residual is rounding."""
+        if self._plain(x):
+            return self._compressed("sizes", x.abs())
         return segment_sum((x.index_select(-1, self.column) * self.value).abs(), self.row, self.rows)
+
+    def _plain(self, x: Tensor) -> bool:
+        """Whether x is a value only, and the matrix worth a compressed copy."""
+        large = self.value.dim() == 1 and len(self.value) >= CSR_ENTRIES and x.device.type == "cpu"
+        return large and checking() and x.dtype == self.value.dtype and not x.requires_grad
+
+    def _compressed(self, kind: str, x: Tensor) -> Tensor:
+        """The product with compressed rows of A, of its transpose, or of its magnitudes."""
+        made = self.__dict__.setdefault("_compressed_rows", {})
+        if kind not in made:
+            at = (self.column, self.row) if kind == "columns" else (self.row, self.column)
+            shape = (self.variables, self.rows) if kind == "columns" else (self.rows, self.variables)
+            values = self.value.abs() if kind == "sizes" else self.value
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch calls compressed tensors a beta feature
+                made[kind] = torch.sparse_coo_tensor(torch.stack(at), values, shape).coalesce().to_sparse_csr()
+        flat = x.reshape(-1, x.shape[-1])
+        return (made[kind] @ flat.mT).mT.contiguous().reshape(*x.shape[:-1], -1)
 
 
 class DenseMap(OnDevice):

@@ -1,0 +1,150 @@
+"""Who projects on what: the method is chosen from the data, not from the class that the caller wrote.
+
+| parts                                                          | projector                | method                |
+|----------------------------------------------------------------|--------------------------|-----------------------|
+| linear equalities                                              | ``LinearProjector``      | closed form           |
+| nonlinear equalities, with linear ones or without              | ``NonlinearProjector``   | SQP                   |
+| anything with a ConvexProgram                                  | ``ProgramProjector``     | cone solver, polished |
+| total variation diminishing, and bounds of the field           | ``DiminishingProjector`` | taut strings in time  |
+| one monotone or TV shape, bounds, one row per profile          | ``PooledProjector``      | pooling, taut string  |
+| one ball                                                       | ``BallProjector``        | root of one equation  |
+| bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
+| bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
+| the same under coupled weights, or with rows per batch element | ``CoupledProjector``     | active sets, dense    |
+| curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.base import Constraint
+from probhard.constraints.curved import Ball
+from probhard.constraints.linear import LinearEquality, broadcast_batch
+from probhard.constraints.polyhedron import Monotone
+from probhard.constraints.variation import TotalVariation
+from probhard.covariance import Covariance, Diagonal
+from probhard.errors import ParameterError, checking
+from probhard.projectors.ball import BallProjector
+from probhard.projectors.base import Options, Projector
+from probhard.projectors.coupled import CoupledProjector
+from probhard.projectors.curved import CurvedProjector
+from probhard.projectors.diagnosis import check_capacity
+from probhard.projectors.diminishing import DiminishingProjector
+from probhard.projectors.faces import FaceProjector
+from probhard.projectors.gathered import Gathered, gather
+from probhard.projectors.lifting import shared
+from probhard.projectors.linear import LinearProjector
+from probhard.projectors.nonlinear import NonlinearProjector
+from probhard.projectors.pooled import PooledProjector
+from probhard.projectors.program import ProgramProjector
+from probhard.structure.disjoint import DisjointRows
+
+
+def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options: Options) -> Projector:
+    """The projector of a constraint for points like z."""
+    if not isinstance(constraint, Constraint):
+        raise ParameterError(
+            f"DPPL got a {type(constraint).__name__} as its constraint.",
+            "It projects on constraints of this library.",
+            "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'.",
+        )
+    constraint.check_event(z, "The distribution")
+    if isinstance(constraint, LinearEquality):
+        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
+        return LinearProjector(constraint, weight, options)
+    parts = gather(constraint, z.shape[-1])
+    parts.check_batch(z)
+    if parts.equalities:
+        if parts.nonlinear is None:
+            assert parts.linear is not None
+            return LinearProjector(parts.linear, weight, options)
+        return NonlinearProjector(parts.linear, parts.nonlinear, weight, options)
+    if parts.programs:
+        return ProgramProjector(parts, weight, options)
+    if parts.diminishing is not None:
+        return _diminishing(parts, weight)
+    if not parts.polyhedral:
+        if isinstance(weight, Diagonal) and _only_ball(parts):
+            return BallProjector(parts, weight, options)
+        return CurvedProjector(parts, weight, options)
+    if isinstance(weight, Diagonal):
+        pooled = _pooled(parts, weight, options)
+        if pooled is not None:
+            return pooled
+        if shared(parts):
+            return FaceProjector(parts, weight, options)
+    return CoupledProjector(parts, weight, options)
+
+
+def _only_ball(parts: Gathered) -> bool:
+    alone = parts.linear is None and parts.nonlinear is None and parts.box is None
+    return alone and not (parts.rows or parts.shapes) and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
+
+
+def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjector | None:
+    """The direct method, if there is one shape with bounds and rows that fit it."""
+    if len(parts.shapes) != 1 or parts.rows or not checking():
+        return None
+    (shape,) = parts.shapes
+    like = weight.variance.new_empty(0, dtype=torch.float64)
+    bounds = _uniform(parts, shape.slices, like)
+    row = _one_row(parts, shape.slices, like)
+    if bounds is None or row is None:
+        return None
+    if options.validate:
+        check_capacity(parts, like)
+    if isinstance(shape, Monotone):
+        kind, amount = shape.direction, None
+    else:
+        kind = "tv-bound" if isinstance(shape, TotalVariation) else "tv-penalty"
+        amount = shape.amounts(like)
+    return PooledProjector(kind, amount, *bounds, *row, weight, shape.slices)
+
+
+def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+    """Bounds of each profile (*batch, slices); None if they differ along a profile."""
+    if parts.box is None:
+        return None, None
+    found = []
+    for bound in parts.bounds(like):
+        profile = bound.unflatten(-1, (slices, -1))
+        if bool((profile != profile[..., :1]).any()):
+            return None
+        found.append(profile[..., 0])
+    return found[0], found[1]
+
+
+def _one_row(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+    """The row of each profile and its mass (*batch, slices); None if the rows are of another kind."""
+    if parts.linear is None:
+        return None, None
+    system = parts.linear.system
+    core = system.core
+    plain = system.pins is None and system.held is None and system.transform is None and system.kept is None
+    if not (plain and isinstance(core, DisjointRows) and core.group is None and core.rows == slices):
+        return None
+    if core.batch_dims:
+        return None
+    row = core.split_coefficient().to(like)
+    if row.dim() > 1:
+        if bool((row != row[:1]).any()):
+            return None
+        row = row[0]
+    return row, parts.linear.b.to(like)
+
+
+def _diminishing(parts: Gathered, weight: Covariance) -> DiminishingProjector:
+    assert parts.diminishing is not None
+    others = parts.linear or parts.nonlinear or parts.rows or parts.shapes or parts.curved
+    like = weight.diagonal().new_empty(0, dtype=torch.float64)
+    bounds = _uniform(parts, 1, like)
+    if others or bounds is None or not isinstance(weight, Diagonal):
+        raise ParameterError(
+            f"Total variation diminishing was joined with others in {parts.constraint!r}, or got a coupled metric.",
+            "It is projected slice after slice, with bounds of the whole field and a diagonal metric only.",
+            "Use per_slice(TotalVariation(bound), shape) for a convex set that joins with anything.",
+        )
+    lower, upper = (None if x is None else x[..., 0] for x in bounds)
+    return DiminishingProjector(parts.diminishing.shape, lower, upper, weight)
