@@ -1,4 +1,4 @@
-"""Run the comparisons and print one line each: ``python -m benchmarks [conservation] [hierarchies] [nonlinear]``."""
+"""Run the comparisons and print one line each: ``python -m benchmarks [suite ...]``, all of them by default."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import sys
 
 import torch
 
-from benchmarks import conservation, hierarchies, nonlinear
+from benchmarks import conservation, hierarchies, inequalities, nonlinear
 from benchmarks.timing import HEADER
 
-SUITES = {"conservation": conservation.run, "hierarchies": hierarchies.run, "nonlinear": nonlinear.run}
+SUITES = {
+    "conservation": conservation.run,
+    "hierarchies": hierarchies.run,
+    "nonlinear": nonlinear.run,
+    "inequalities": inequalities.run,
+}
 
 
 def main(names: list[str]) -> None:

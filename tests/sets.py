@@ -54,6 +54,7 @@ class Set:
     beyond: Callable[[Tensor], list[Tensor]] | None = None  # excesses of what ``also`` says
     loc: float = 0.5  # where typical means are
     projection: bool = True  # False for a proximal map: points inside move
+    curved: bool = False  # no coupled weights, no constant tangents; Clarabel's own accuracy is less, too
     soon: bool = False  # skipped while it cannot be built or projected on
 
     def data(self, name: str, element: int) -> np.ndarray:
@@ -178,6 +179,7 @@ def ball(radius: float, center: Tensor) -> dict[str, Any]:
     return {
         "also": lambda u: ([cp.norm(u - center.numpy()) <= radius], 0),
         "beyond": lambda u: [(u - center.to(u)).norm(dim=-1) - radius],
+        "curved": True,
     }
 
 
@@ -185,6 +187,7 @@ def exponential(total: float) -> dict[str, Any]:
     return {
         "also": lambda u: ([cp.sum(cp.exp(u)) <= total], 0),
         "beyond": lambda u: [u.exp().sum(-1) - total],
+        "curved": True,
     }
 
 
@@ -283,19 +286,19 @@ SETS: dict[str, Set] = {
         lambda: ph.LinearInequality(EXTRA_ROWS, 1.0) & ph.Hierarchy(TREE) & ph.NonNegative(),
         7, 0.0, A=coherence(TREE), G=EXTRA_ROWS, d=1.0,
     ),
-    "ball": Set(lambda: ph.Ball(1.5), 6, **ball(1.5, torch.zeros(6, dtype=torch.float64)), soon=True),
+    "ball": Set(lambda: ph.Ball(1.5), 6, **ball(1.5, torch.zeros(6, dtype=torch.float64))),
     "ball in a box": Set(
-        lambda: ph.Ball(1.0, CENTER) & ph.Box(0.0, 1.0), 6, 0.0, 1.0, **ball(1.0, CENTER), soon=True
+        lambda: ph.Ball(1.0, CENTER) & ph.Box(0.0, 1.0), 6, 0.0, 1.0, **ball(1.0, CENTER)
     ),
     "ball with mass": Set(
         lambda: ph.Ball(1.0, CENTER) & ph.Conservation(GRID[:6], GRID[:6] @ CENTER + 0.2),
-        6, A=GRID[None, :6], b=float(GRID[:6] @ CENTER + 0.2), **ball(1.0, CENTER), soon=True,
+        6, A=GRID[None, :6], b=float(GRID[:6] @ CENTER + 0.2), **ball(1.0, CENTER),
     ),
     "smooth": Set(
-        lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0), soon=True
+        lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0)
     ),
     "programme": Set(
         lambda: ph.ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
-        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], soon=True,
+        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], curved=True, soon=True,
     ),
 }  # fmt: skip

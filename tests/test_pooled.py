@@ -38,7 +38,7 @@ def problem(shape, bounds, row, batch=(), seed=0, nx=NX):
         "lower": torch.full((*batch, 1), -0.8) if bounds else None,
         "upper": torch.full((*batch, 1), 1.1) if bounds else None,
         "row": 0.2 + torch.rand(nx, generator=generator) if row else None,
-        "mass": torch.full((*batch, 1), 2.5) if row else None,
+        "mass": torch.full((*batch, 1), 1.0) if row else None,
     }
     return arguments, z, weight
 
@@ -147,7 +147,7 @@ def parts(arguments, z, weight):
 
 @pytest.mark.parametrize(("shape", "bounds", "row"), CASES)
 def test_gradients_agree_with_finite_differences(shape, bounds, row):
-    arguments, z, weight = problem(shape, bounds, row, batch=(2,), seed=5)
+    arguments, z, weight = problem(shape, bounds, row, batch=(5,), seed=5)
     names, tensors = parts(arguments, z, weight)
     seen = set()
 
@@ -155,7 +155,7 @@ def test_gradients_agree_with_finite_differences(shape, bounds, row):
         solution = solved(shape, arguments | dict(zip(names, numbers)), z, weight)
         pooled = solution.tangent.pooled
         seen.update(pooled.side.unique().tolist())
-        seen.update("group" for length in [(pooled.first != torch.arange(NX)).sum()] if length > 0)
+        seen.update({"group"} if bool((pooled.first != torch.arange(NX)).any()) else ())
         return solution.value
 
     assert torch.autograd.gradcheck(value, tensors, eps=1e-7, atol=1e-6, rtol=1e-5)
@@ -289,14 +289,6 @@ def test_points_without_variance_move_only_if_they_must():
     torch.testing.assert_close(equal, torch.tensor([0.0, 2.0, 2.0, 2.0]))
 
 
-ROWS = {
-    "increasing": (torch.tensor([1.0, -1.0, 2.0]), -0.8 * 2, 1.1 * 2 + 0.8 * 0),
-    "decreasing": (torch.tensor([1.0, -1.0, 2.0]), -0.8 * 2, 1.1 + 0.8 - 0.8 * 2),
-    "tv-penalty": (torch.tensor([1.0, -1.0, 2.0]), -0.8 - 1.1 - 1.6, 1.1 + 0.8 + 2.2),
-    "tv-bound": (torch.tensor([1.0, -1.0, 2.0]), None, None),
-}
-
-
 def attainable(shape, row, amount):
     """Ends of ``row . u`` over the set, by linear programming."""
     ends = []
@@ -312,11 +304,10 @@ def attainable(shape, row, amount):
     return ends
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("amount", [0.0, 0.7, 2.5, 5.0])
+@pytest.mark.parametrize(
+    ("shape", "amount"), [*((s, 0.7) for s in SHAPES), *(("tv-bound", a) for a in (0.0, 2.5, 5.0))]
+)
 def test_masses_out_of_reach_are_flagged_and_those_in_reach_are_not(shape, amount):
-    if amount != 0.7 and shape != "tv-bound":
-        pytest.skip("only a bound depends on the amount")
     for row in (torch.tensor([1.0, -1.0, 2.0, 0.5, -2.0, 0.0]), torch.tensor([1.0, 2.0, -3.0, 1.0, -2.0, 1.0])):
         least, most = attainable(shape, row, amount)
         z, weight = torch.randn(6), torch.rand(6) + 0.1
@@ -436,7 +427,7 @@ def test_bad_arguments_are_explained():
 def field(seed, batch=(), times=5):
     generator = torch.Generator().manual_seed(seed)
     shape = (*batch, times, NX)
-    z = torch.randn(shape, generator=generator) * torch.tensor([1.0, 1.5, 0.3, 1.0, 2.0]).unsqueeze(-1)[:times]
+    z = torch.randn(shape, generator=generator) * torch.tensor([0.6, 1.5, 0.3, 1.0, 2.0]).unsqueeze(-1)[:times]
     return z.flatten(-2), torch.exp(0.5 * torch.randn(shape, generator=generator)).flatten(-2)
 
 

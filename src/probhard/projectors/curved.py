@@ -169,8 +169,7 @@ class CurvedProjector(Projector):
             value = value.to(dtype)
             lower, upper = self.parts.bounds(value.detach())
             value = torch.minimum(torch.maximum(value, lower), upper)
-        size = torch.maximum(z.detach().abs(), value.detach().abs()).amax(-1, keepdim=True)
-        residual = self.parts.constraint.relative_violation(value.detach(), size).nan_to_num(torch.inf)
+        residual = self.parts.relative_violation(value.detach(), z.detach())
         converged = settled & (residual <= TOLERANCE[dtype])
         return Solution(value, tangent, Stats(state.steps, residual, converged, self.local))
 

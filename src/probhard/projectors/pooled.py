@@ -345,5 +345,5 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _numpy(x: Tensor, lead: torch.Size, *event: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A contiguous float64 array, the leading dimensions flattened to one."""
-    x = x.detach().to("cpu", torch.float64).expand(*lead, *event)
-    return x.reshape(lead.numel(), *event).contiguous().numpy()
+    x = x.detach().to("cpu", torch.float64).expand((*lead, *event))
+    return x.reshape((lead.numel(), *event)).contiguous().numpy()

@@ -86,7 +86,8 @@ class ProgramProjector(Projector):
         point = z.cpu().to(torch.float64)
         found, reports, lead = self._solved(point)
         status = [torch.tensor([getattr(r, name) for r in reports]).reshape(lead) for name in ("steps", "solved")]
-        point, found = point.expand(found.shape), found.reshape(*lead, -1)
+        found = found.reshape(*lead, point.shape[-1])
+        point = point.expand(found.shape)
         value = torch.where(torch.isfinite(found), found, point.detach())
         value = value + (self._polished(value.detach()) - value.detach())
         value = value.to(z)
@@ -107,8 +108,11 @@ class ProgramProjector(Projector):
         at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
         point = z.detach().cpu().to(torch.float64).expand(*stats.converged.shape, -1)
         plain = torch.ones_like(self.root) if isinstance(self.weight, Diagonal) else torch.eye(point.shape[-1])
+        origin = torch.zeros_like(point)
+        if self.held is not None:
+            origin[..., self.held.cpu()] = point[..., self.held.cpu()]
         with torch.no_grad():  # near the origin in a plain metric, so that no scaling passes for emptiness
-            _, reports, _ = self._solved(torch.zeros_like(point), at, plain.to(point))
+            _, reports, _ = self._solved(origin, at, plain.to(point))
         if "PrimalInfeasible" not in reports[0].status:
             return None
         where = f" in batch element {at}" if at else ""
@@ -226,8 +230,7 @@ def _terms(parts: Gathered) -> list[Term]:
     if parts.linear is not None:
         system, linear = parts.linear.system, parts.linear.to(like)
         kept = slice(None) if system.redundancy is None else torch.from_numpy(system.redundancy.others)
-        rows = _rows(("==", system), linear.A[..., kept, :], linear.b[..., kept], lambda x, b: x == b)
-        terms.append(rows)
+        terms.append(_rows(("==", system), linear.A[..., kept, :], linear.b[..., kept], lambda x, b: x == b))
     for sign, bound in zip((1.0, -1.0), parts.bounds(like)):  # lower <= u and -upper <= -u
         finite = torch.isfinite(bound)
         index = np.flatnonzero(finite.reshape(-1, parts.variables).any(0).numpy())
@@ -240,8 +243,7 @@ def _terms(parts: Gathered) -> list[Term]:
         finite = torch.isfinite(d)
         if not bool(finite.all()):  # rows without a bound in some element become 0 <= 1 there
             matrix, d = matrix * finite.unsqueeze(-1), torch.where(finite, d, 1.0)
-        key = ("<=", inequality.rows, bool(finite.all()))
-        terms.append(_rows(key, matrix, d, lambda x, d: x <= d, shared=bool(finite.all())))
+        terms.append(_rows(("<=", inequality.rows), matrix, d, lambda x, d: x <= d, bool(finite.all())))
     return terms + [_shape(shape, parts.variables) for shape in parts.shapes]
 
 
@@ -252,7 +254,7 @@ def _rows(key: Any, matrix: Tensor, right: Tensor, relation: Any, shared: bool =
         fixed = sp.csr_array(matrix.numpy())
         return Term(key, lambda u, b: [relation(fixed @ u, b)], (right,), ((count,),))
     shapes = (tuple(matrix.shape[-2:]), (count,))
-    return Term((*key, count), lambda u, a, b: [relation(a @ u, b)], (matrix, right), shapes)
+    return Term((key[0], count), lambda u, a, b: [relation(a @ u, b)], (matrix, right), shapes)
 
 
 def _shape(shape: Any, n: int) -> Term:
@@ -380,11 +382,11 @@ class ConeSolver:
         settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TIGHT
         found = clarabel.DefaultSolver(sp.triu(square, format="csc"), c, rows, b, self.names, settings).solve()
         x, y, s = (np.array(values) for values in (found.x, found.z, found.s))
-        size = (np.abs(values[dims.zero :]).max(initial=0.0) for values in (s, y))
-        slack, pull = size
+        slack, pull = (float(np.abs(values[dims.zero :]).max(initial=0.0)) for values in (s, y))
         balance = float(np.clip(slack / pull, 1e-6, 1e6)) if min(slack, pull) > 0 else 1.0  # multipliers like slacks
         conditions = Conditions(balance * square.toarray(), rows.toarray(), b, balance * c, self.cones, balance)
-        state = conditions.refined(x, balance * y - s)
+        with np.errstate(over="ignore"):
+            state = conditions.refined(x, balance * y - s)
         self.reports.append(Report(str(found.status), found.iterations + state.steps, state.left))
         return state.x, state.y / balance, state
 
@@ -445,10 +447,8 @@ class Conditions:
             return State(self, x, w, np.zeros((len(w), len(w))), np.inf, 0)
         f, y, slope = self.at(x, w)
         n, size = len(x), np.abs(self.A)
-        first = max(self.balance, np.abs(self.P @ x).max(initial=0.0), (size.T @ np.abs(y)).max(initial=0.0))
-        second = max(
-            (size @ np.abs(x)).max(initial=0.0), np.abs(self.b).max(initial=0.0), np.abs(y - w).max(initial=0.0)
-        )
+        first = max(self.balance, *(float(v.max(initial=0.0)) for v in (np.abs(self.P @ x), size.T @ np.abs(y))))
+        second = max(float(v.max(initial=0.0)) for v in (size @ np.abs(x), np.abs(self.b), np.abs(y - w)))
         unit = np.repeat([first, max(second, 1e-300)], [n, len(w)])
         best = State(self, x, y, slope, float(np.abs(f / unit).max()), 0)
         for step in range(1, NEWTON + 1):
