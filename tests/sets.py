@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import probhard as ph
+from probhard.constraints.program import ConvexProgram
 from registry import OVERLAPPING, binary_tree, crossed
 
 BATCH = 3
@@ -53,9 +54,9 @@ class Set:
     also: Callable[[cp.Variable], Terms] = lambda u: ([], 0)
     beyond: Callable[[Tensor], list[Tensor]] | None = None  # excesses of what ``also`` says
     loc: float = 0.5  # where typical means are
+    far: float = 30.0  # how far points outside are
     projection: bool = True  # False for a proximal map: points inside move
     curved: bool = False  # no coupled weights, no constant tangents; Clarabel's own accuracy is less, too
-    soon: bool = False  # skipped while it cannot be built or projected on
 
     def data(self, name: str, element: int) -> np.ndarray:
         """Bounds (n,), rows (q, n) or right-hand sides (q,) of one element of the batch."""
@@ -99,6 +100,18 @@ class Set:
             worst = max(worst, float(found.max() / z.abs().max()))
         return worst
 
+    def excesses(self, u: Tensor, element: int) -> Tensor:
+        """Residuals and positive excesses (..., q) of one element's points u (..., n)."""
+        lower, upper = (torch.from_numpy(self.data(name, element).copy()) for name in ("lower", "upper"))
+        found = [(lower - u).clamp(min=0), (u - upper).clamp(min=0)]
+        for rows, right in (("A", "b"), ("G", "d")):
+            if getattr(self, rows) is not None:
+                M, m = (torch.from_numpy(self.data(name, element).copy()) for name in (rows, right))
+                found.append(u @ M.T - m if rows == "A" else (u @ M.T - m).clamp(min=0))
+        if self.beyond is not None:
+            found += [part.unsqueeze(-1).clamp(min=0) for part in self.beyond(u)]
+        return torch.cat(found, -1)
+
     def outside(self, u: Tensor) -> int:
         """How many numbers of u (..., BATCH, n) are not within their bounds: no tolerance."""
         lower, upper = (torch.as_tensor(x, dtype=torch.float64).to(u.dtype) for x in (self.lower, self.upper))
@@ -138,14 +151,21 @@ def triangle(n: int) -> Tensor:
     return randn(BATCH, n, n).tril(-1) / n + torch.diag_embed(rand(BATCH, n))
 
 
-METRICS: dict[str, Callable[[int], tuple[str | ph.Metric, ph.Covariance]]] = {  # metric, and covariance (BATCH, n)
-    "oblique": lambda n: ("oblique", ph.Diagonal(rand(BATCH, n))),
-    "orthogonal": lambda n: ("orthogonal", ph.Diagonal(rand(BATCH, n))),
-    "diagonal metric": lambda n: (ph.DiagonalMetric(rand(n)), ph.Diagonal(rand(BATCH, n))),
-    "low rank": lambda n: ("oblique", ph.LowRank(randn(BATCH, n, 2), rand(BATCH, n))),
-    "dense": lambda n: ("oblique", ph.Dense(triangle(n))),
+METRICS: dict[str, tuple[Callable[[int], str | ph.Metric], Callable[[int], ph.Covariance]]] = {
+    "oblique": (lambda n: "oblique", lambda n: ph.Diagonal(rand(BATCH, n))),
+    "orthogonal": (lambda n: "orthogonal", lambda n: ph.Diagonal(rand(BATCH, n))),
+    "diagonal metric": (lambda n: ph.DiagonalMetric(rand(n)), lambda n: ph.Diagonal(rand(BATCH, n))),
+    "low rank": (lambda n: "oblique", lambda n: ph.LowRank(randn(BATCH, n, 2), rand(BATCH, n))),
+    "dense": (lambda n: "oblique", lambda n: ph.Dense(triangle(n))),
 }
 DIAGONAL = ("oblique", "orthogonal", "diagonal metric")
+
+
+def weighing(name: str, n: int) -> tuple[str | ph.Metric, ph.Covariance]:
+    """A metric and a covariance (BATCH, n), the same in every order of tests."""
+    generator.manual_seed(77)
+    metric, covariance = METRICS[name]
+    return metric(n), covariance(n)
 
 
 def coherence(S: np.ndarray) -> np.ndarray:
@@ -188,6 +208,7 @@ def exponential(total: float) -> dict[str, Any]:
         "also": lambda u: ([cp.sum(cp.exp(u)) <= total], 0),
         "beyond": lambda u: [u.exp().sum(-1) - total],
         "curved": True,
+        "far": 3.0,
     }
 
 
@@ -298,7 +319,7 @@ SETS: dict[str, Set] = {
         lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0)
     ),
     "programme": Set(
-        lambda: ph.ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
-        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], curved=True, soon=True,
+        lambda: ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
+        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], curved=True,
     ),
 }  # fmt: skip

@@ -14,24 +14,14 @@ from probhard.errors import InfeasibleError, ParameterError, ProbhardError, Shap
 from probhard.projectors.gathered import gather
 from probhard.projectors.lifting import lift
 from probhard.structure.disjoint import DisjointRows
-from sets import BATCH, CAPS, DIAGONAL, INF, METRICS, SETS, TREE, Set, nearest, tensor
+from sets import BATCH, CAPS, DIAGONAL, INF, METRICS, SETS, TREE, Set, nearest, tensor, weighing
 
 each_set = pytest.mark.parametrize("name", SETS)
 
 
 def made(name: str) -> tuple[Set, ph.Constraint]:
-    """The entry and its constraint, or a skip while there is none."""
-    entry = SETS[name]
-    if not entry.soon:
-        return entry, entry.build()
-    try:
-        constraint = entry.build()
-        solution = ph.DPPL("orthogonal", on_failure="flag").project(torch.full((entry.n,), 0.1), constraint)
-    except (AttributeError, AssertionError, NotImplementedError, ProbhardError) as error:
-        pytest.skip(f"{type(error).__name__}: {error}")
-    if not bool(solution.stats.converged.all()):
-        pytest.skip("not projected on")
-    return entry, constraint
+    """The entry and its constraint."""
+    return SETS[name], SETS[name].build()
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -40,7 +30,8 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 def spread(entry: Set, seed: int = 5) -> Tensor:
     """Points (3, BATCH, n) near the set, beside it, and far outside."""
-    return torch.stack([entry.loc + size * normal(seed + i, BATCH, entry.n) for i, size in enumerate((0.3, 2.0, 30.0))])
+    sizes = 0.3, 2.0, entry.far
+    return torch.stack([entry.loc + size * normal(seed + i, BATCH, entry.n) for i, size in enumerate(sizes)])
 
 
 # ------------------------------------------------------------------------------------------- against a cone solver
@@ -50,9 +41,13 @@ def spread(entry: Set, seed: int = 5) -> Tensor:
 @each_set
 def test_projected_points_are_nearest_and_feasible(name, metric):
     entry, constraint = made(name)
-    chosen, cov = METRICS[metric](entry.n)
+    chosen, cov = weighing(metric, entry.n)
     layer = ph.DPPL(chosen)
     z = spread(entry)
+    if entry.curved and metric not in DIAGONAL and name != "programme":
+        with pytest.raises(ParameterError, match="couples"):
+            layer.project(z, constraint, dist=ph.LocationScale(z[0], cov))
+        return
     weight = layer.metric.weight(z, cov)
     weight = weight.diagonal().expand(BATCH, -1) if metric in DIAGONAL else weight.dense()
     expected = nearest(name, z, weight)
@@ -61,7 +56,9 @@ def test_projected_points_are_nearest_and_feasible(name, metric):
     expected = torch.cat([expected, inside if entry.projection else nearest(name, inside, weight)])
 
     solution = layer.project(z, constraint, dist=ph.LocationScale(z[0], cov))
-    torch.testing.assert_close(solution.value, expected, rtol=0, atol=1e-5)
+    error = (solution.value - expected).abs().amax(-1)
+    size = (z.abs().amax(-1) / 10).clamp(min=1.0)
+    assert (error <= (1e-4 if entry.curved else 1e-5) * size).all(), float((error / size).max())
     assert solution.stats.converged.all()
     assert solution.stats.converged.shape == (4, BATCH)
     assert entry.outside(solution.value) == 0
@@ -80,7 +77,7 @@ def drawn(name: str, rounds: int, size: int) -> None:
         exponent = 4 * torch.rand(BATCH, entry.n, generator=generator) - 2
         law = ph.LocationScale(entry.loc + 2 * normal(seed, BATCH, entry.n), ph.Diagonal(10**exponent))
         layer = ph.DPPL(("oblique", "orthogonal")[seed % 2], covariance="delta")
-        draws = layer(law, constraint).draw((size,), generator)
+        draws = layer(law, constraint).draw((size // 10 if entry.curved else size,), generator)
         assert draws.stats.converged.all()
         assert entry.outside(draws.value) == 0
         size_of = torch.maximum(law.loc.abs(), draws.value.abs()) + law.cov.diagonal().sqrt()
@@ -207,8 +204,21 @@ def test_a_set_of_one_point_returns_it(name):
         solution = ph.DPPL(metric).project(point + normal(3, 20, n), build(), dist=law)
         torch.testing.assert_close(solution.value, point.expand(20, n), rtol=0, atol=1e-9)
         assert solution.stats.converged.all()
-        variance = ph.DPPL(metric, covariance="delta")(law, build()).variance
-        assert variance.abs().max() < 1e-9
+        moments = ph.DPPL(metric, covariance="delta")((point + normal(4, n), law[1]), build())
+        assert moments.variance.abs().max() < 1e-9
+
+
+TIES = {
+    "full": (lambda: ph.Conservation(torch.ones(5), 5.0) & ph.Box(0.0, 1.0), [0.0] * 5),
+    "equal bounds, met": (lambda: ph.Box(tensor(LINE), tensor(LINE)), LINE),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_a_set_of_one_point_has_no_variance_where_means_are_tied(name):
+    build, loc = TIES[name]
+    moments = ph.DPPL("orthogonal", covariance="delta")((tensor(loc), torch.ones(5)), build())
+    assert moments.variance.abs().max() < 1e-9
 
 
 def test_a_mass_that_float32_rounds_above_the_capacity():
@@ -421,34 +431,20 @@ def test_representation_and_dtype(name):
 
 
 @each_set
-def test_violation_and_penalty(name):
-    """Both from the registry's own rows and bounds."""
+def test_violation_and_penalty_agree_with_rows_and_bounds(name):
     entry, constraint = made(name)
-    u = spread(entry)
-    u.requires_grad_()
-    residuals, excesses = [], []
-    for k in range(BATCH):
-        part = u[:, k]
-        tensor = {key: torch.from_numpy(np.array(entry.data(key, k))) for key in ("lower", "upper")}
-        excess = [tensor["lower"] - part, part - tensor["upper"]]
-        if entry.G is not None:
-            excess.append(part @ torch.from_numpy(np.array(entry.data("G", k))).T - torch.from_numpy(np.array(entry.data("d", k))))
-        if entry.beyond is not None:
-            excess += [found.unsqueeze(-1) for found in entry.beyond(part)]
-        excesses.append(torch.cat(excess, -1).clamp(min=0))
-        A = entry.data("A", k) if entry.A is not None else np.zeros((1, entry.n))
-        b = entry.data("b", k) if entry.A is not None else np.zeros(1)
-        residuals.append(part @ torch.from_numpy(np.array(A)).T - torch.from_numpy(np.array(b)))
-    largest = torch.stack([torch.cat([r.abs(), e], -1).amax(-1) for r, e in zip(residuals, excesses)], 1)
-    if entry.A is not None and "tree" not in name and "crossed" not in name and "overlapping" not in name and "fixed" not in name:
-        torch.testing.assert_close(constraint.violation(u), largest)
+    u = spread(entry).requires_grad_()
+    found = torch.stack([entry.excesses(u[:, k], k) for k in range(BATCH)], 1)  # (3, BATCH, q)
+    violation, penalty = constraint.violation(u), constraint.penalty(u)
+    assert violation.shape == penalty.shape == (3, BATCH)
+    torch.testing.assert_close(violation > 0, found.abs().amax(-1) > 0)
+    if not isinstance(getattr(constraint, "linear", None), ph.Hierarchy) and name not in ("fixed nodes", "smooth"):
+        torch.testing.assert_close(violation, found.abs().amax(-1))
+    (slope,) = torch.autograd.grad(penalty.sum(), u, allow_unused=not entry.projection)
+    assert slope is None or slope.isfinite().all()
     feasible = ph.DPPL("orthogonal").project(u.detach(), constraint).value
     assert constraint.penalty(feasible).max() < 1e-12
-    penalty = constraint.penalty(u)
-    assert penalty.shape == (3, BATCH)
-    assert ((penalty > 0) == (largest > 0)).all()
-    (slope,) = torch.autograd.grad(penalty.sum(), u)
-    assert slope.isfinite().all()
+    assert (penalty[violation > 0] > 0).all()
 
 
 @each_set
@@ -458,9 +454,9 @@ def test_quantiles_of_draws_stay_within_bounds(name):
     draws = ph.DPPL(covariance="delta")(law, constraint).sample((60,), torch.Generator().manual_seed(1))
     quantiles = ph.sample_quantiles(draws, (0.05, 0.5, 0.95))
     assert entry.outside(quantiles) == 0
-    if "increasing" in name or "decreasing" in name:  # order survives marginal quantiles
-        shape = next(part for part in constraint.parts() if isinstance(part, ph.Monotone)) if "ing" != name[-3:] else constraint
-        assert shape.violation(quantiles).max() <= 1e-12
+    if entry.G is not None and "creasing" in name:  # order survives in marginal quantiles
+        rows = torch.from_numpy(np.asarray(entry.G))
+        assert (quantiles @ rows.T).max() <= 1e-12
 
 
 def test_constraint_error_counts_inequalities():
@@ -502,7 +498,7 @@ def test_methods_run_on_a_hierarchy_of_non_negative_series(method):
     if method in ("probhard-ob", "probhard-or", "probhard-inf", "hier-e2e"):
         assert forecast.feasible
         assert (draws >= 0).all()
-        assert constraint.relative_violation(draws, draws.abs().amax(-1, keepdim=True)).max() < 1e-9
+        assert constraint.violation(draws).max() < 1e-9
         assert (forecast.mean >= 0).all()
         assert ph.constraint_error(constraint, forecast).largest < 1e-9
     elif method == "hardc":

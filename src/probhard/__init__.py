@@ -1,10 +1,12 @@
 """Probabilistic models that obey hard constraints exactly, in PyTorch."""
 
+from probhard.censored import CensoredMarginals
 from probhard.constraints import (
     Ball,
     Box,
     Conservation,
     Constraint,
+    ConvexProgram,
     Hierarchy,
     Intersection,
     LinearEquality,
@@ -64,10 +66,12 @@ __all__ = [
     "UNIFORM",
     "Ball",
     "Box",
+    "CensoredMarginals",
     "Conservation",
     "ConstrainedModel",
     "Constraint",
     "ConvergenceError",
+    "ConvexProgram",
     "Covariance",
     "Dense",
     "DenseMetric",

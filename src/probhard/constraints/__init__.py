@@ -9,6 +9,7 @@ from probhard.constraints.intersection import Intersection
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.polyhedron import LinearInequality, Monotone, Simplex
+from probhard.constraints.program import ConvexProgram
 from probhard.constraints.slices import per_slice
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
 
@@ -17,6 +18,7 @@ __all__ = [
     "Box",
     "Conservation",
     "Constraint",
+    "ConvexProgram",
     "Hierarchy",
     "Intersection",
     "LinearEquality",

@@ -11,6 +11,7 @@ from probhard.constraints.base import Constraint, same_variables
 from probhard.constraints.box import Box
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.structure.base import Structure
 
 
 class Intersection(Constraint):
@@ -112,7 +113,8 @@ def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEqual
         rows = first.given_jacobian, second.given_jacobian
 
         def jacobian(u: Tensor, *args: Any) -> Tensor:
-            return torch.cat([rows[0](u, *args[:split]), rows[1](u, *args[split:])], -2)
+            found = rows[0](u, *args[:split]), rows[1](u, *args[split:])
+            return torch.cat([x.dense() if isinstance(x, Structure) else x for x in found], -2)
 
     return NonlinearEquality(fn, (*first.args, *second.args), jacobian)
 

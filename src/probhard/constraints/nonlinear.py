@@ -21,8 +21,8 @@ class NonlinearEquality(Constraint):
     Args:
         fn: Maps u (*batch, n) and this batch's data to residuals (*batch, q). Elements of the batch must not mix.
         args: This batch's data. Tensors broadcast with (*batch, ...), their last dimension being their own.
-        jacobian: Maps the same arguments to (*batch, q, n), or with a pattern to its entries (*batch, k); by
-            torch.func if not given.
+        jacobian: Maps the same arguments to (*batch, q, n), to a ``Structure`` with faster products, or with a pattern
+            to its entries (*batch, k); by torch.func if not given.
         pattern: Where the Jacobian may be non-zero: rows that touch few variables, blocks, bands.
     """
 
@@ -30,7 +30,7 @@ class NonlinearEquality(Constraint):
         self,
         fn: Callable[..., Tensor],
         args: tuple[Any, ...] = (),
-        jacobian: Callable[..., Tensor] | None = None,
+        jacobian: Callable[..., Tensor | Structure] | None = None,
         pattern: Pattern | None = None,
     ) -> None:
         if not callable(fn):
@@ -63,6 +63,10 @@ class NonlinearEquality(Constraint):
 
     def rows(self, u: Tensor, count: int | None = None) -> Structure:
         """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
+        if self.pattern is None and self.given_jacobian is not None:
+            found = self.given_jacobian(u, *self._args(u))
+            if isinstance(found, Structure):
+                return found
         if self.pattern is None:
             return DenseRows(self.jacobian(u, count))
         return self.pattern.structure(self._entries(u))
@@ -93,6 +97,7 @@ class NonlinearEquality(Constraint):
     def _given(self, u: Tensor, shape: tuple[int, ...]) -> Tensor:
         assert self.given_jacobian is not None
         found = self.given_jacobian(u, *self._args(u))
+        found = found.dense() if isinstance(found, Structure) else found
         if tuple(found.shape) != shape:
             raise ShapeError(
                 f"The caller's Jacobian has shape {tuple(found.shape)}.",

@@ -24,8 +24,9 @@ from probhard.constraints.base import Constraint
 from probhard.constraints.conservation import trapezoid_weights
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
-from probhard.errors import ParameterError, ShapeError, check_choice
+from probhard.errors import ParameterError, ShapeError, check_choice, checking
 from probhard.pde.problems import PorousMedium
+from probhard.structure.blocks import BlockRows, Mixed
 from probhard.structure.system import LinearSystem
 
 NEAR = 0.05  # relative half-difference below which the pressure mean is summed as a series
@@ -84,33 +85,31 @@ class _PorousMediumRows:
 
     def __init__(self, grid: Tensor, times: Tensor, product: bool) -> None:
         self.grid, self.times, self.product = grid, times, product
+        self._known: tuple[Tensor, int, tuple[Tensor, Tensor], Tensor] | None = None  # what depends on m alone
 
     def residual(self, u: Tensor, m: Tensor) -> Tensor:
         field, m, steps = self._slices(u, m)  # (*batch, nt - 1, nx)
         power = _signed_power(field, m)
         cells, _ = self._means(field, power, m)
-        inflow, outflow = self._weights(m)
+        inflow, outflow = self._constants(m)[0]
         into = (power[..., 0] - power[..., 1]) / (m[..., 0] * steps[0])
         out = field[..., -1] * (power[..., -2] - power[..., -1]) / (m[..., 0] * steps[-1])
         return cells @ steps - (inflow @ into.unsqueeze(-1) - outflow @ out.unsqueeze(-1)).squeeze(-1)
 
-    def jacobian(self, u: Tensor, m: Tensor) -> Tensor:
+    def jacobian(self, u: Tensor, m: Tensor) -> BlockRows:
         field, m, steps = self._slices(u, m)
         power = _signed_power(field, m)
         slope = m * _ratio(power, field)
         _, (left, right) = self._means(field, power, m, slope)
         mass = pad(left * steps, (0, 1)) + pad(right * steps, (1, 0))
-        inflow, outflow = self._weights(m)
+        inflow, outflow = self._constants(m)[0]
         near = torch.stack([slope[..., 0], -slope[..., 1]], -1) / (m * steps[0])
         last = field[..., -1]
         at_last = power[..., -2] - power[..., -1] - last * slope[..., -1]
         far = torch.stack([last * slope[..., -2], at_last], -1) / (m * steps[-1])
-        rows, width = field.shape[-2:]
-        eye = torch.eye(rows, dtype=u.dtype, device=u.device)
-        blocks = eye.unsqueeze(-1) * mass.unsqueeze(-3)  # (*batch, row, slice, nx)
-        blocks = blocks - pad(inflow.unsqueeze(-1) * near.unsqueeze(-3), (0, width - 2))
-        blocks = blocks + pad(outflow.unsqueeze(-1) * far.unsqueeze(-3), (width - 2, 0))
-        return pad(blocks.flatten(-2), (width, 0))  # the first slice enters no row
+        width = field.shape[-1]
+        mixed = Mixed(0, -near, inflow), Mixed(width - 2, far, outflow)
+        return BlockRows(mass, mixed, before=width)  # the first slice enters no row
 
     def _slices(self, u: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         field = _as_slices(u, len(self.times), len(self.grid))
@@ -126,7 +125,7 @@ class _PorousMediumRows:
             return middle, (half, half)
         # The pressure mean has a kink at a = b = 0. Cells well below the front's first value (m dx)^(1/m) are taken
         # linear in u instead, with a smooth passage: without it, noise ahead of the front costs Newton 20 times more.
-        bound = PASSAGE * _power(m * self.grid.diff().to(m), 2 / m)
+        bound = self._constants(m)[1]
         x = ((a.square() + b.square()) / bound).clamp(max=1)
         share = x**3 * (10 - 15 * x + 6 * x.square())
         close = ((a - b).abs() < 2 * NEAR * middle.abs()) & (x >= 1e-6)
@@ -134,7 +133,7 @@ class _PorousMediumRows:
         # both branches of where() enter gradients: the unused one is evaluated at a harmless point
         safe = torch.where(close, middle, 1.0)
         r = torch.where(close, (a - b) / (2 * safe), 0.0)
-        series, rise = _series(r.square(), m)
+        series, rise = _series(r.square(), m, slope is not None)
         gap = torch.where(near, 1.0, power[..., :-1] - power[..., 1:])
         far = m / (m + 1) * (a * power[..., :-1] - b * power[..., 1:]) / gap
         pressure = torch.where(near, middle * series, far)
@@ -145,6 +144,17 @@ class _PorousMediumRows:
         left = torch.where(near, series / 2 + rise * b, slope[..., :-1] * (a - far) / gap)
         right = torch.where(near, series / 2 - rise * a, slope[..., 1:] * (far - b) / gap)
         return mean, (half + share * (left - half) + turn * a, half + share * (right - half) + turn * b)
+
+    def _constants(self, m: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """The weights of the fluxes and the passage of the mean, kept for the last m without a gradient."""
+        plain = checking() and not m.requires_grad
+        base = m._base if m._base is not None else m
+        if plain and self._known is not None and self._known[0] is base and self._known[1] == base._version:
+            return self._known[2], self._known[3]
+        weights, bound = self._weights(m), PASSAGE * _power(m * self.grid.diff().to(m), 2 / m)
+        if plain:
+            self._known = (base, base._version, weights, bound)
+        return weights, bound
 
     def _weights(self, m: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (*batch, nt - 1, nt - 1) of s and of the flux out at t_1, ... in the integrals up to t_1, ..."""
@@ -166,8 +176,8 @@ def _up_to(early: Tensor, late: Tensor) -> Tensor:
     return (torch.diag_embed(late) + torch.diag_embed(early, offset=-1)[..., : late.shape[-1], :]).cumsum(-2)
 
 
-def _series(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-    """The pressure mean of ``1 + r`` and ``1 - r`` and its derivative in ``x = r^2``, for small x.
+def _series(x: Tensor, m: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
+    """The pressure mean of ``1 + r`` and ``1 - r`` and, if asked for, its derivative in ``x = r^2``, for small x.
 
     The mean over a cell of the root of ``u^m`` taken linear between a and b, with signed powers, is
     ``m / (m + 1) (|a|^(m+1) - |b|^(m+1)) / (a^m - b^m)``; this is it where the differences nearly cancel.
@@ -177,6 +187,10 @@ def _series(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         upper.append(upper[-1] * (m - 2 * k + 2) * (m - 2 * k + 1) / (2 * k * (2 * k + 1)))
         lower.append(lower[-1] * (m - 2 * k + 1) * (m - 2 * k) / (2 * k * (2 * k + 1)))
     top, top_slope, bottom, bottom_slope = (torch.zeros_like(x) for _ in range(4))
+    if not slopes:
+        for p, q in zip(reversed(upper), reversed(lower)):
+            top, bottom = torch.addcmul(p, top, x), torch.addcmul(q, bottom, x)
+        return top / bottom, top_slope
     for p, q in zip(reversed(upper), reversed(lower)):  # Horner's rule with derivatives
         top, top_slope = top * x + p, top_slope * x + top
         bottom, bottom_slope = bottom * x + q, bottom_slope * x + bottom

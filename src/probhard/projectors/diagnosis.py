@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probhard.errors import InfeasibleError, checking
 from probhard.projectors.gathered import Gathered
-from probhard.structure.base import DenseMap, SparseMap, segment_sum
+from probhard.structure.base import DenseMap, SparseMap, Structure, segment_sum
 from probhard.structure.disjoint import DisjointRows
 from probhard.structure.system import LinearSystem
 
@@ -43,7 +43,7 @@ def check_capacity(parts: Gathered, like: Tensor) -> None:
         )
 
 
-def _range(rows: SparseMap | DenseMap | DisjointRows, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def _range(rows: SparseMap | DenseMap | Structure, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and largest value of each row over the bounds, (*batch, q)."""
     if isinstance(rows, SparseMap):
         low, high = (x.index_select(-1, rows.column) for x in (lower, upper))
@@ -54,7 +54,7 @@ def _range(rows: SparseMap | DenseMap | DisjointRows, lower: Tensor, upper: Tens
         low, high = rows.split(lower), rows.split(upper)
         ends = [torch.where(a == 0, 0.0, torch.where(a > 0, x, y) * a) for x, y in ((low, high), (high, low))]
         return rows.sums(ends[0]), rows.sums(ends[1])
-    a = rows.matrix.detach()
+    a = rows.matrix.detach() if isinstance(rows, DenseMap) else rows.dense()
     low, high = lower.unsqueeze(-2), upper.unsqueeze(-2)
     ends = [torch.where(a == 0, 0.0, torch.where(a > 0, x, y) * a) for x, y in ((low, high), (high, low))]
     return ends[0].sum(-1), ends[1].sum(-1)

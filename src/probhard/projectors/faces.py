@@ -26,6 +26,7 @@ from probhard.structure.disjoint import DisjointRows
 from probhard.structure.system import LinearSystem
 from probhard.tangent import DiagonalTangent, Differential
 
+ROUNDING = 1e-15
 FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
 
 
@@ -78,6 +79,8 @@ class FaceProjector(Projector):
             value = torch.where(free, tangent.project(again, right), held)
         found = value[..., :n]
         found = torch.minimum(torch.maximum(found, lower[..., :n]), upper[..., :n])
+        if tangent is not None and self.parts.box is not None:
+            found = _snapped(found, point[..., :n], lower[..., :n], upper[..., :n])
         return self._finished(z, found, FaceTangent(self, tangent, free), faces)
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
@@ -172,6 +175,17 @@ def censored_laws(parts: Gathered, base: LocationScale, weight: Covariance, opti
         _, loc, scale, _ = LinearProjector(parts.linear, weight.to(loc.dtype), options).moments(loc, base.cov)
     lower, upper = parts.bounds(loc)
     return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
+
+
+def _snapped(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Values within the rounding of ``z - w p`` of a bound put on it, so that sums of zeros are zero."""
+    with torch.no_grad():
+        fixed = u
+        for bound in (lower, upper):
+            close = torch.isfinite(bound) & ((u - bound).abs() <= ROUNDING * (z.abs() + bound.abs()))
+            fixed = torch.where(close, bound, fixed)
+        shift = fixed - u
+    return u + shift
 
 
 class FaceTangent(Differential):

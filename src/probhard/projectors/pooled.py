@@ -12,6 +12,7 @@ as that, so that a variable without variance moves only if it must; weights that
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -263,17 +264,17 @@ class FieldTangent(Differential):
 
     lead: torch.Size  # (*lead, slices, nx)
 
+    @abstractmethod
     def apply_field(self, x: Tensor) -> Tensor:
         """``T x`` for x (*samples, *lead, slices, nx)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def transpose_field(self, x: Tensor) -> Tensor:
         """``T^T x``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def variance_field(self, variance: Tensor) -> Tensor:
         """``diag(T C T^T)`` of a diagonal C."""
-        raise NotImplementedError
 
     @property
     def shape(self) -> torch.Size:

@@ -37,10 +37,12 @@ from probhard.tangent import Differential, tangent_of
 
 FLOOR = 1e-12  # smallest weight, relative to the largest
 ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # where Newton's steps fail, the cone solver's accuracy is left
+STATIONARY = 1e-9  # of the optimality conditions, relative
 DENSE_VARIABLES = 64  # up to here the Jacobian is formed
 KEPT = 32  # compiled problems remembered
 NEWTON = 30  # steps of refinement
 PATIENCE = 4  # ... and of them without progress
+NOISE = 1e-6  # of large terms, below which small ones are not asked for more
 TIGHT = 1e-13  # asked of the cone solver, which stops where it makes no more progress
 SCALES = (1.0, 1e3, 0.03)  # of the objective, relative to |R z|; tried in turn
 
@@ -85,7 +87,8 @@ class ProgramProjector(Projector):
             )
         point = z.cpu().to(torch.float64)
         found, reports, lead = self._solved(point)
-        status = [torch.tensor([getattr(r, name) for r in reports]).reshape(lead) for name in ("steps", "solved")]
+        steps = torch.tensor([report.steps for report in reports], dtype=torch.int64).reshape(lead)
+        solved = torch.tensor([report.solved for report in reports], dtype=torch.bool).reshape(lead)
         found = found.reshape(*lead, point.shape[-1])
         point = point.expand(found.shape)
         value = torch.where(torch.isfinite(found), found, point.detach())
@@ -96,8 +99,8 @@ class ProgramProjector(Projector):
         value = value + (inside - value.detach())
         size = torch.maximum(z.detach().abs(), inside.abs()).amax(-1, keepdim=True)
         residual = self.parts.constraint.relative_violation(inside, size).nan_to_num(torch.inf)
-        steps, solved = (x.to(z.device) for x in status)
-        stats = Stats(steps.to(torch.int64), residual, solved & (residual <= ACCEPTED[z.dtype]))
+        converged = solved.to(z.device) & (residual <= ACCEPTED[z.dtype])
+        stats = Stats(steps.to(z.device), residual, converged)
         return Solution(value, ProgramTangent(self, point.detach()), stats)
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
@@ -345,7 +348,7 @@ class Report:
     @property
     def solved(self) -> bool:
         """Whether the conditions prove the point nearest."""
-        return self.left <= ACCEPTED[torch.float64]
+        return self.left <= STATIONARY
 
 
 class ConeSolver:
@@ -367,7 +370,7 @@ class ConeSolver:
         self.columns = np.repeat(np.arange(self.shape[1]), np.diff(self.pointers))
         self.quadratic = context.reduced_P.problem_data_index
         self.names = optional("cvxpy.reductions.solvers.conic_solvers.clarabel_conif").dims_to_solver_cones(dims)
-        self.cones = _cones(dims)
+        self.cones, self.own = _cones(dims), context.var_recover[0].primal
 
     def solve(self, P: Any, q: Any, A: Any, dims: Any, options: Any, needs: bool) -> tuple[Any, Any, Any]:
         """The answer x and multipliers y of one problem, and the conditions at it."""
@@ -384,7 +387,9 @@ class ConeSolver:
         x, y, s = (np.array(values) for values in (found.x, found.z, found.s))
         slack, pull = (float(np.abs(values[dims.zero :]).max(initial=0.0)) for values in (s, y))
         balance = float(np.clip(slack / pull, 1e-6, 1e6)) if min(slack, pull) > 0 else 1.0  # multipliers like slacks
-        conditions = Conditions(balance * square.toarray(), rows.toarray(), b, balance * c, self.cones, balance)
+        conditions = Conditions(
+            balance * square.toarray(), rows.toarray(), b, balance * c, self.cones, balance, self.own
+        )
         with np.errstate(over="ignore"):
             state = conditions.refined(x, balance * y - s)
         self.reports.append(Report(str(found.status), found.iterations + state.steps, state.left))
@@ -393,7 +398,7 @@ class ConeSolver:
     def derivative(self, gradient: Any, _: Any, state: State) -> tuple[None, Any, Any]:
         """Pull a gradient in x back to q and the entries of ``(-A, b)``; 0 for a problem that was not solved."""
         n = self.shape[1] - 1
-        if not state.left <= ACCEPTED[torch.float64]:
+        if not state.left <= STATIONARY:
             return None, np.zeros(n + 1), np.zeros(len(self.entries))
         full = np.concatenate([gradient, np.zeros_like(state.y)])
         adjoint = state.factor.solve(full, transposed=True)
@@ -432,6 +437,7 @@ class Conditions:
     c: np.ndarray
     cones: list[Any]
     balance: float
+    own: slice  # the columns of u
 
     def at(self, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Residuals, multipliers and the slope of the projection."""
@@ -446,23 +452,43 @@ class Conditions:
         if not (np.isfinite(x).all() and np.isfinite(w).all()):
             return State(self, x, w, np.zeros((len(w), len(w))), np.inf, 0)
         f, y, slope = self.at(x, w)
-        n, size = len(x), np.abs(self.A)
-        first = max(self.balance, *(float(v.max(initial=0.0)) for v in (np.abs(self.P @ x), size.T @ np.abs(y))))
-        second = max(float(v.max(initial=0.0)) for v in (size @ np.abs(x), np.abs(self.b), np.abs(y - w)))
-        unit = np.repeat([first, max(second, 1e-300)], [n, len(w)])
-        best = State(self, x, y, slope, float(np.abs(f / unit).max()), 0)
+        n, best = len(x), State(self, x, y, slope, self.relative(f, x, y, w), 0)
         for step in range(1, NEWTON + 1):
             if best.left <= 1e-15 or step > best.steps + PATIENCE:
                 break
             move = Factor(self.jacobian(slope)).solve(-f)
             x, w = x + move[:n], w + move[n:]
-            if not np.isfinite(move).all() or np.abs(w).max() > 1e100:
+            if not np.abs(move).max() < 1e100:
                 break
             f, y, slope = self.at(x, w)
-            left = float(np.abs(f / unit).max())
+            if not (np.isfinite(f).all() and np.isfinite(slope).all()):
+                break
+            left = self.relative(f, x, y, w)
             if left < best.left:
                 best = State(self, x, y, slope, left, step)
         return best
+
+    def relative(self, f: np.ndarray, x: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+        """The largest residual, relative: in ``v = R u - R z`` and what moves u to the terms that cancel there.
+
+        Measured by the largest terms of all, an error of variables with large weights would pass for rounding.
+        """
+        size, moved = np.abs(self.A), self.P.diagonal() > 0  # the columns of v
+        first, second = np.abs(self.P) @ np.abs(x) + size.T @ np.abs(y) + np.abs(self.c), size @ np.abs(x)
+        second += np.abs(y - w) + np.abs(self.b)
+        rows = size[:, moved].any(1)
+        reach = second[rows] + NOISE * size[rows][:, self.own] @ np.full(
+            self.own.stop - self.own.start, np.abs(x[self.own]).max()
+        )
+        unit = (
+            np.full(len(x), max(float(first.max()), self.balance)),
+            np.full(len(y), float(second.max(initial=1e-300))),
+        )
+        natural = self.balance * size[rows].T @ reach
+        for columns in (moved, self.own):
+            unit[0][columns] = np.maximum(natural, NOISE * first)[columns]
+        unit[1][rows] = reach
+        return float(np.abs(f / np.maximum(np.concatenate(unit), 1e-300)).max())
 
 
 class Factor:

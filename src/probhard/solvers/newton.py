@@ -223,6 +223,8 @@ def _advance(
         h = constraint.residual(trial_u)
         for corrected in (False, True) if halving == 0 else (False,):
             trusted = open_
+            if corrected and not bool(open_.any()):
+                break
             if corrected:  # for the curvature of h, which makes good full steps look bad; not for leaps
                 extra = near.multiplier(h)
                 bent = near.move(extra)

@@ -78,7 +78,7 @@ def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | N
 class LinearSystem(OnDevice):
     """Rows ``A u = b`` ready for projection; build it with ``of``, ``blocks`` or ``batched``."""
 
-    def __init__(self, rows: SparseMap | DenseMap | DisjointRows, core: Structure | None) -> None:
+    def __init__(self, rows: SparseMap | DenseMap | Structure, core: Structure | None) -> None:
         self.map = rows  # A as the caller wrote it
         self.core = core  # what is solved; None if pins are all there is
         self.pins: Pins | None = None
@@ -140,7 +140,6 @@ class LinearSystem(OnDevice):
     @classmethod
     def of_structure(cls, structure: Structure) -> LinearSystem:
         """Rows that need no more looking at."""
-        assert isinstance(structure, DisjointRows | Mapped)
         return cls(structure.map if isinstance(structure, Mapped) else structure, structure)
 
     @classmethod
