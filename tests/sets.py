@@ -58,6 +58,12 @@ class Set:
     projection: bool = True  # False for a proximal map: points inside move
     curved: bool = False  # no coupled weights, no constant tangents; Clarabel's own accuracy is less, too
 
+    @property
+    def shared(self) -> bool:
+        """Whether all elements of the batch have the same set."""
+        one = all(torch.as_tensor(getattr(self, name)).dim() <= 1 for name in ("lower", "upper", "b", "d"))
+        return one and all(rows is None or torch.as_tensor(rows).dim() == 2 for rows in (self.A, self.G))
+
     def data(self, name: str, element: int) -> np.ndarray:
         """Bounds (n,), rows (q, n) or right-hand sides (q,) of one element of the batch."""
         value = torch.as_tensor(getattr(self, name), dtype=torch.float64)
@@ -132,12 +138,10 @@ def _problem(name: str, element: int, coupled: bool) -> tuple[cp.Problem, cp.Var
 def nearest(name: str, z: Tensor, weight: Tensor) -> Tensor:
     """Clarabel's nearest points to z (..., BATCH, n); weight (BATCH, n), or (BATCH, n, n) where it couples."""
     coupled = weight.dim() == 3
-    fixed = all(torch.as_tensor(getattr(SETS[name], k)).dim() <= 1 for k in ("lower", "upper", "b", "d"))
-    fixed = fixed and all(x is None or torch.as_tensor(x).dim() == 2 for x in (SETS[name].A, SETS[name].G))
     found = torch.empty_like(z)
     for index in np.ndindex(*z.shape[:-1]):
         k = index[-1]
-        problem, u, root, goal = _problem(name, 0 if fixed else k, coupled)
+        problem, u, root, goal = _problem(name, 0 if SETS[name].shared else k, coupled)
         point = z[index].numpy()
         root.value = np.linalg.inv(np.linalg.cholesky(weight[k].numpy())) if coupled else weight[k].numpy() ** -0.5
         goal.value = root.value @ point if coupled else root.value * point

@@ -70,6 +70,17 @@ def test_projected_points_are_nearest_and_feasible(name, metric):
         torch.testing.assert_close(alone, solution.value[k], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", [name for name, entry in SETS.items() if entry.shared])
+def test_a_point_without_a_batch(name):
+    entry, constraint = made(name)
+    z = spread(entry)
+    together = ph.DPPL("orthogonal").project(z, constraint).value
+    for k in range(3):
+        alone = ph.DPPL("orthogonal").project(z[k, 0], constraint)
+        assert alone.stats.converged.shape == ()
+        torch.testing.assert_close(alone.value, together[k, 0], rtol=1e-7, atol=1e-7)
+
+
 def drawn(name: str, rounds: int, size: int) -> None:
     entry, constraint = made(name)
     for seed in range(rounds):

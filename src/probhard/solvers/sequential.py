@@ -50,7 +50,7 @@ def faces(equation: NonlinearEquality, programme: Programme, start: Tensor, uneq
         f, rows = equation.residual(v), equation.jacobian(v)
         right = (rows[..., :n] @ u.unsqueeze(-1)).squeeze(-1) - f
         bent = torch.zeros_like(u)
-        if multiplier is not None:
+        if multiplier is not None and bool(unequal.any()):  # equations converge without it
             ones = torch.cat([torch.ones_like(u), torch.zeros_like(slack)], -1)
             bent = equation.curvature(v, multiplier, ones)[..., :n].clamp(min=0).nan_to_num(0.0)
         weight = torch.where(w > 0, 1 / (inverse + bent), 0.0)
