@@ -6,13 +6,14 @@ import sys
 
 import torch
 
-from benchmarks import conservation, hierarchies, inequalities, nonlinear
+from benchmarks import conservation, hierarchies, inequalities, nonlinear, porous_medium
 from benchmarks.timing import HEADER
 
 SUITES = {
     "conservation": conservation.run,
     "hierarchies": hierarchies.run,
     "nonlinear": nonlinear.run,
+    "porous-medium": porous_medium.run,
     "inequalities": inequalities.run,
 }
 

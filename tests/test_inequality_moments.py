@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 import probhard as ph
 from registry import OVERLAPPING
 from sets import BATCH, GENERAL, GRID, INF, MANY, SETS, SIDED, TREE, Set, tensor
-from test_inequality import made, normal
+from test_inequality import cases, made, normal
 
 STEP = 1e-5
 
@@ -30,8 +32,13 @@ def around(entry: Set, seed: int = 8) -> Tensor:
     return entry.loc + 0.8 * normal(seed, 2, BATCH, entry.n)
 
 
-@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
-@pytest.mark.parametrize("name", [name for name, entry in SETS.items() if not entry.curved])
+STRAIGHT = cases(
+    itertools.product([name for name, entry in SETS.items() if not entry.curved], ("oblique", "orthogonal")),
+    {("crossed", "orthogonal"): "variances of determined variables cancel in the sparse factor"},
+)
+
+
+@pytest.mark.parametrize(("name", "metric"), STRAIGHT)
 def test_tangent_agrees_with_differences_of_the_projection(name, metric):
     entry, constraint = made(name)
     layer, z = ph.DPPL(metric), around(entry)
@@ -58,37 +65,61 @@ BOUNDS = (-0.5 * torch.ones(BATCH, 7, dtype=torch.float64), torch.ones(BATCH, 7,
 PARAMETERS = {  # the constraint from this batch's data, its size, and the data
     "box": (lambda low, high: ph.Box(low, high), 7, BOUNDS),
     "simplex": (lambda total: ph.Simplex(total), 7, (tensor([1.0, 2.0, 0.5]),)),
-    "mass and box": (lambda m, low, high: ph.Conservation(GRID, m) & ph.Box(low, high), 7, (tensor([0.5, 1, 0.2]), *BOUNDS)),
+    "mass and box": (
+        lambda m, low, high: ph.Conservation(GRID, m) & ph.Box(low, high),
+        7,
+        (tensor([0.5, 1, 0.2]), *BOUNDS),
+    ),
     "rows and box": (
         lambda b, low, high: ph.LinearEquality(GENERAL[:3, :7], b) & ph.Box(low, high),
-        7, (0.1 * GENERAL[:3, 7:10], *BOUNDS),
+        7,
+        (0.1 * GENERAL[:3, 7:10], *BOUNDS),
     ),
     "many rows and box": (
-        lambda b, low, high: ph.LinearEquality(MANY[:4, :7], b) & ph.Box(low, high), 7, (0.1 * MANY[:3, 3:7], *BOUNDS)
+        lambda b, low, high: ph.LinearEquality(MANY[:4, :7], b) & ph.Box(low, high),
+        7,
+        (0.1 * MANY[:3, 3:7], *BOUNDS),
     ),
     "inequalities": (lambda d: ph.LinearInequality(GENERAL[:6, :7], d), 7, (GENERAL[6:9, :6].abs(),)),
-    "rows of their own": (lambda G, d: ph.LinearInequality(G, d), 7, (
-        GENERAL.flatten()[:105].reshape(3, 5, 7).clone(), GENERAL[6:9, :5].abs()
-    )),
-    "capped tree": (lambda high: ph.Hierarchy(TREE) & ph.Box(0.0, high), 7, (torch.cat([3 * BOUNDS[1][:, :3], BOUNDS[1][:, 3:]], -1),)),
-    "overlapping": (lambda low: ph.Hierarchy(OVERLAPPING) & ph.Box(low, None), 10, (torch.zeros(BATCH, 10, dtype=torch.float64),)),
+    "rows of their own": (
+        lambda G, d: ph.LinearInequality(G, d),
+        7,
+        (GENERAL.flatten()[:105].reshape(3, 5, 7).clone(), GENERAL[6:9, :5].abs()),
+    ),
+    "capped tree": (
+        lambda high: ph.Hierarchy(TREE) & ph.Box(0.0, high),
+        7,
+        (torch.cat([3 * BOUNDS[1][:, :3], BOUNDS[1][:, 3:]], -1),),
+    ),
+    "overlapping": (
+        lambda low: ph.Hierarchy(OVERLAPPING) & ph.Box(low, None),
+        10,
+        (torch.zeros(BATCH, 10, dtype=torch.float64),),
+    ),
     "increasing": (lambda: ph.Monotone(), 7, ()),
-    "increasing in a box": (lambda low, high: ph.Monotone() & ph.Box(low, high), 7, (BOUNDS[0][:, :1], BOUNDS[1][:, :1])),
+    "increasing in a box": (
+        lambda low, high: ph.Monotone() & ph.Box(low, high),
+        7,
+        (BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
+    ),
     "increasing with mass": (
         lambda m, low, high: ph.Monotone() & ph.Conservation(GRID, m) & ph.Box(low, high),
-        7, (tensor([0.5, 1, 0.2]), BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
+        7,
+        (tensor([0.5, 1, 0.2]), BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
     ),
     "variation": (lambda amount: ph.TotalVariation(amount), 7, (tensor([1.0, 0.5, 2.0]),)),
     "variation with mass in a box": (
         lambda amount, m, low, high: ph.TotalVariation(amount) & ph.Conservation(GRID, m) & ph.Box(low, high),
-        7, (tensor([1.0, 0.5, 2.0]), tensor([0.5, 1, 0.2]), BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
+        7,
+        (tensor([1.0, 0.5, 2.0]), tensor([0.5, 1, 0.2]), BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
     ),
     "penalty": (lambda weight: ph.TotalVariationPenalty(weight), 7, (tensor([0.3, 0.1, 0.5]),)),
     "penalty in a box": (
         lambda weight, low, high: ph.TotalVariationPenalty(weight) & ph.Box(low, high),
-        7, (tensor([0.3, 0.1, 0.5]), BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
+        7,
+        (tensor([0.3, 0.1, 0.5]), BOUNDS[0][:, :1], BOUNDS[1][:, :1]),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
@@ -121,7 +152,7 @@ def test_gradients_in_points_scales_and_data(name, metric):
         compared += int(smooth.sum())
         found = torch.zeros_like(x) if slope is None else slope
         found = found.reshape(BATCH, size).T
-        torch.testing.assert_close(found[:, smooth], expected[:, smooth], rtol=1e-5, atol=1e-5, msg=lambda m, i=i: f"input {i}: {m}")
+        torch.testing.assert_close(found[:, smooth], expected[:, smooth], rtol=1e-5, atol=1e-5)
     assert compared >= 2 * len(inputs)
 
 
@@ -137,10 +168,10 @@ def test_gradients_of_a_learned_metric():
 
 MEANS = tensor([-9.0, -1.0, 0.0, 0.3, 1.0, 4.0])
 BOXES = {
-    "box": (lambda: ph.Box(0.0, 1.0), 6),
-    "non-negative": (lambda: ph.NonNegative(), 6),
-    "one-sided": (lambda: ph.Box(*SIDED), 6),
-    "equal": (lambda: ph.Box(0.2, tensor([0.2, 1.0, 0.2, 1.0, 0.2, 1.0])), 6),
+    "box": lambda: ph.Box(0.0, 1.0),
+    "non-negative": lambda: ph.NonNegative(),
+    "one-sided": lambda: ph.Box(*SIDED),
+    "equal": lambda: ph.Box(0.2, tensor([0.2, 1.0, 0.2, 1.0, 0.2, 1.0])),
 }
 FAMILIES = {"normal": ph.NORMAL, "laplace": ph.LAPLACE.independent(), "student": ph.student_t(6.0).independent()}
 
@@ -151,13 +182,15 @@ def moments(projected: ph.Projected, count: int, chunk: int = 50_000) -> tuple[T
     draws = torch.cat([projected.sample((chunk,), generator) for _ in range(count // chunk)])
     mean, square = draws.mean(0), (draws - draws.mean(0)).square()
     variance = square.mean(0)
-    return mean, variance, (variance / count).sqrt(), ((square.square().mean(0) - variance.square()).clamp(min=0) / count).sqrt()
+    spread = (square.square().mean(0) - variance.square()).clamp(min=0)
+    return mean, variance, (variance / count).sqrt(), (spread / count).sqrt()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize(
+    ("name", "family"), [*itertools.product(BOXES, ["normal"]), *itertools.product(["box"], ["laplace", "student"])]
+)
 def test_moments_in_boxes_are_those_of_a_million_draws(name, family):
-    build, n = BOXES[name]
+    build = BOXES[name]
     law = ph.LocationScale(MEANS, ph.Diagonal(tensor([1.0, 0.5, 2.0, 0.2, 1.0, 3.0])), FAMILIES[family])
     projected = ph.DPPL()(law, build())
     assert projected.exact
@@ -184,7 +217,8 @@ def test_censored_moments_with_equalities_are_near_those_of_draws(name, metric):
     stddev = 0.3 * torch.ones(3, n)
     projected = ph.DPPL(metric)((loc, stddev), constraint)
     mean, variance, mean_error, _ = moments(projected, 100_000)
-    unit = ph.DPPL(metric)((loc, stddev), constraint.linear if name != "simplex" else constraint.resolve(n).linear).variance.sqrt()
+    rows = constraint.resolve(n).linear
+    unit = ph.DPPL(metric)((loc, stddev), rows).variance.sqrt()  # without bounds
     gap = ((projected.mean - mean).abs() - 5 * mean_error) / unit
     spread = (projected.variance.sqrt() - variance.sqrt()).abs() / unit
     assert gap.max() < 0.25  # measured: up to 0.18 for the simplex
@@ -197,12 +231,12 @@ def test_censored_moments_with_equalities_are_near_those_of_draws(name, metric):
 def test_fixed_draws_estimate_the_moments_of_other_sets(name):
     entry, constraint = made(name)
     law = (entry.loc + 0.3 * normal(5, BATCH, entry.n), 0.5 * torch.ones(BATCH, entry.n))
-    projected = ph.DPPL(draws=600)(law, constraint)
-    mean, variance, _, _ = moments(projected, 2_000, 1_000)
+    projected = ph.DPPL(draws=400)(law, constraint)
+    mean, variance, _, _ = moments(projected, 1_000, 1_000)
     spread = variance.sqrt()
-    assert ((projected.mean - mean).abs() <= 0.25 * spread + 1e-3).all()  # five standard errors of 600 draws
+    assert ((projected.mean - mean).abs() <= 0.3 * spread + 1e-3).all()  # five standard errors and more
     torch.testing.assert_close(projected.variance, variance, rtol=0.5, atol=2e-3)
-    again = ph.DPPL(draws=600)(law, constraint)
+    again = ph.DPPL(draws=400)(law, constraint)
     assert torch.equal(projected.mean, again.mean)
     assert entry.violation(projected.mean, projected.mean) < 1e-9  # an average of points of a convex set
     assert entry.outside(projected.mean) == 0

@@ -160,6 +160,31 @@ def test_weights_may_range_over_twelve_orders_of_magnitude():
         np.testing.assert_allclose(u.numpy(), exact_penalty(z, weight, amount), rtol=0, atol=1e-14)
 
 
+def test_groups_of_long_profiles_are_optimal_in_exact_arithmetic():
+    """Weights over 1e12 again: the duals of the groups that were found lie within the penalty, rationally."""
+    generator = np.random.default_rng(0)
+    none, far = np.empty((1, 0)), np.full(1, np.inf)
+    for _ in range(40):
+        n = 60
+        z, weight = generator.normal(size=n).cumsum(), generator.choice([1e-12, 1.0], size=n)
+        amount = 10 ** generator.uniform(-2, 1) * generator.choice([1.0, 1e6, 1e11])
+        found = pooling.solve(2, z[None], weight[None], np.full(1, amount), -far, far, none, far)
+        edges = [int(e) for e in found[3][0]]
+        scale = Fraction(weight.max())  # as the kernel scales them, so that roundings are the same
+        q, z = [Fraction(weight.max() / w) for w in weight], [Fraction(x) for x in z]
+        limit, dual, first, values = Fraction(amount) * scale, Fraction(0), 0, []
+        for i in range(n):
+            if i == n - 1 or edges[i]:
+                jumps = (edges[first - 1] if first else 0) - edges[i]
+                moment = sum(q[j] * z[j] for j in range(first, i + 1)) - limit * jumps
+                values += [moment / sum(q[first : i + 1])] * (i + 1 - first)
+                first = i + 1
+        for i in range(n - 1):
+            dual += q[i] * (z[i] - values[i])
+            assert abs(dual) <= limit * (1 + Fraction(1, 10**9))
+            assert (values[i + 1] - values[i]) * edges[i] >= 0
+
+
 def parts(arguments, z, weight):
     """The names and copies of all tensors that take a gradient."""
     names = [name for name in ("amount", "lower", "upper", "mass") if arguments[name] is not None]
@@ -456,7 +481,7 @@ def test_bad_arguments_are_explained():
 def field(seed, batch=(), times=5):
     generator = torch.Generator().manual_seed(seed)
     shape = (*batch, times, NX)
-    z = torch.randn(shape, generator=generator) * torch.tensor([0.6, 1.5, 0.3, 1.0, 2.0]).unsqueeze(-1)[:times]
+    z = torch.randn(shape, generator=generator) * torch.tensor([0.6, 1.5, 0.15, 1.0, 2.0]).unsqueeze(-1)[:times]
     return z.flatten(-2), torch.exp(0.5 * torch.randn(shape, generator=generator)).flatten(-2)
 
 
@@ -478,25 +503,26 @@ def test_variation_diminishes(bounds):
 
 @pytest.mark.parametrize("bounds", [None, (-0.6, 0.9)])
 def test_gradients_and_moments_of_diminishing_fields(bounds):
-    z, weight = field(1, batch=(2,), times=3)
+    z, weight = field(1, batch=(1,), times=4)
     lower, upper = (None, None) if bounds is None else (torch.tensor(b) for b in bounds)
 
     def value(z, weight, *ends):
         low, high = ends if ends else (lower, upper)
-        return DiminishingProjector((3, NX), low, high, Diagonal(weight)).solve(z).value
+        return DiminishingProjector((4, NX), low, high, Diagonal(weight)).solve(z).value
 
     ends = [] if bounds is None else [x.clone().requires_grad_() for x in (lower, upper)]
     assert torch.autograd.gradcheck(value, [z.requires_grad_(), weight.requires_grad_(), *ends], eps=1e-7, atol=1e-6)
     z, weight = z.detach(), weight.detach()
-    projector = DiminishingProjector((3, NX), lower, upper, Diagonal(weight))
-    tangent, eye, step = projector.solve(z).tangent, torch.eye(3 * NX).unsqueeze(1), 1e-6
+    projector = DiminishingProjector((4, NX), lower, upper, Diagonal(weight))
+    tangent, eye, step = projector.solve(z).tangent, torch.eye(4 * NX).unsqueeze(1), 1e-6
     dense = tangent.apply(eye).movedim(0, -1)
     differences = (projector.solve(z + step * eye).value - projector.solve(z - step * eye).value) / (2 * step)
     torch.testing.assert_close(dense, differences.movedim(0, -1), rtol=0, atol=1e-8)
     torch.testing.assert_close(tangent.transpose(eye).movedim(0, -1), dense.mT, rtol=0, atol=1e-13)
-    active = (dense[:, NX:, :NX] != 0).any()
-    assert bool(active)  # later slices depend on the first
-    for cov in (Diagonal(torch.rand(2, 3 * NX)), LowRank(torch.randn(3 * NX, 3), torch.rand(3 * NX))):
+    depends = [bool((dense[0, t * NX :, (t - 1) * NX : t * NX] != 0).any()) for t in (1, 3)]
+    assert depends == [True, True]  # the third slice has room of its own and sets the amount of the fourth
+    assert bool((dense[0, 2 * NX : 3 * NX, : 2 * NX] == 0).all())
+    for cov in (Diagonal(torch.rand(4 * NX)), LowRank(torch.randn(4 * NX, 3), torch.rand(4 * NX))):
         expected = (dense @ cov.dense() @ dense.mT).diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(tangent.variance(cov), expected, rtol=1e-10, atol=1e-12)
     _, mean, scale, _ = projector.moments(z, Diagonal(weight))

@@ -3,7 +3,8 @@
 The description is read once for each number of variables and shapes of data; this batch's data are passed as
 parameters, so the constraints must be affine in them wherever they meet u (cvxpy's DPP rules). Affine equalities that
 hold no parameters become rows ``A u = b``; everything else is evaluated by cvxpy, one point after the other and
-without gradients: exact, for any cone, but slow.
+without gradients: exact, for any cone, but slow. Join functions that are defined for u >= 0 alone, such as entropies,
+with ``NonNegative()``: a rounding below 0 would be outside their domain.
 """
 
 from __future__ import annotations

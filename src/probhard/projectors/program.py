@@ -44,7 +44,7 @@ NEWTON = 30  # steps of refinement
 PATIENCE = 4  # ... and of them without progress
 NOISE = 1e-6  # of large terms, below which small ones are not asked for more
 TIGHT = 1e-13  # asked of the cone solver, which stops where it makes no more progress
-SCALES = (1.0, 1e3, 0.03)  # of the objective, relative to |R z|; tried in turn
+SCALES = (1.0, 1e3, 30.0, 1e6)  # of the objective, relative to |R z|; tried in turn
 
 _COMPILED: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
 
@@ -91,14 +91,12 @@ class ProgramProjector(Projector):
         solved = torch.tensor([report.solved for report in reports], dtype=torch.bool).reshape(lead)
         found = found.reshape(*lead, point.shape[-1])
         point = point.expand(found.shape)
-        value = torch.where(torch.isfinite(found), found, point.detach())
-        value = value + (self._polished(value.detach()) - value.detach())
-        value = value.to(z)
-        lower, upper = self.parts.bounds(value.detach())
-        inside = torch.minimum(torch.maximum(value.detach(), lower), upper)  # after rounding to z's precision
-        value = value + (inside - value.detach())
-        size = torch.maximum(z.detach().abs(), inside.abs()).amax(-1, keepdim=True)
-        residual = self.parts.constraint.relative_violation(inside, size).nan_to_num(torch.inf)
+        value = torch.where(torch.isfinite(found), found, point.detach()).to(z)
+        with torch.no_grad():
+            inside = self._polished(value)
+            size = torch.maximum(z.abs(), inside.abs()).amax(-1, keepdim=True)
+            residual = self.parts.constraint.relative_violation(inside, size).nan_to_num(torch.inf)
+        value = inside + (value - value.detach())  # exactly inside, with the gradients of the layer
         converged = solved.to(z.device) & (residual <= ACCEPTED[z.dtype])
         stats = Stats(steps.to(z.device), residual, converged)
         return Solution(value, ProgramTangent(self, point.detach()), stats)
@@ -146,12 +144,11 @@ class ProgramProjector(Projector):
         found, reports = compiled_of(terms, n, diagonal)(flat[0], moved, flat[2:], scale)
         return found, reports, lead
 
-    @torch.no_grad()
     def _polished(self, value: Tensor) -> Tensor:
-        """Linear equalities in closed form and bounds by clipping, where the solver left them at its accuracy."""
+        """Linear equalities in closed form and bounds by clipping, after rounding to the caller's precision."""
         linear = self.parts.linear
         if linear is not None:
-            value = tangent_of(linear.system, self.weight).project(value, linear.b.cpu())
+            value = tangent_of(linear.system, self.weight.to(value.device)).project(value, linear.b)
         lower, upper = self.parts.bounds(value)
         return torch.minimum(torch.maximum(value, lower), upper)
 
@@ -390,8 +387,7 @@ class ConeSolver:
         conditions = Conditions(
             balance * square.toarray(), rows.toarray(), b, balance * c, self.cones, balance, self.own
         )
-        with np.errstate(over="ignore"):
-            state = conditions.refined(x, balance * y - s)
+        state = conditions.refined(x, balance * y - s)
         self.reports.append(Report(str(found.status), found.iterations + state.steps, state.left))
         return state.x, state.y / balance, state
 
@@ -569,9 +565,9 @@ def _exponential(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     point, eye = -w, np.eye(3)
     x, y, z = point
-    if (y > 0 and y * np.exp(min(x / y, 700.0)) <= z) or (y == 0 and x <= 0 <= z):
+    if (y > 0 and y * np.exp(min(x / y, 600.0)) <= z) or (y == 0 and x <= 0 <= z):
         return 0 * w, 0 * eye
-    if (x > 0 and x * np.exp(min(y / x, 700.0)) <= -np.e * z) or (x == 0 and y <= 0 and z <= 0):
+    if (x > 0 and x * np.exp(min(y / x, 600.0)) <= -np.e * z) or (x == 0 and y <= 0 and z <= 0):
         return w, eye
     if x <= 0 and y <= 0:
         return w + np.array([x, 0.0, max(z, 0.0)]), np.diag([0.0, 1.0, float(z <= 0)])
@@ -587,15 +583,16 @@ def _exponential(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     def gap(ratio: float) -> float:
         along, pull = lengths(ratio)
-        return along * np.exp(ratio) - pull * np.exp(-ratio) - z
+        rate = np.exp(np.clip(ratio, -600.0, 600.0))
+        return along * rate - pull / rate - z
 
     if np.isinf(high):
         high = low + 1
-        while gap(high) < 0 and high < 650:
+        while gap(high) < 0 and high < 600:
             high = 2 * high - low
     if np.isinf(low):
         low = high - 1
-        while gap(low) > 0 and low > -650:
+        while gap(low) > 0 and low > -600:
             low = 2 * low - high
     ratio = float(low if gap(low) >= 0 else high)  # where rounding hides the change of sign
     if gap(low) < 0 < gap(high):
