@@ -251,8 +251,8 @@ class ConstraintViolation:
 
     Args:
         largest: Largest violation of any point.
-        mean: Mean over points of the summed absolute residuals.
-        mean_square: Mean over points of the summed squared residuals.
+        mean: Mean over points of the summed absolute residuals and positive excesses.
+        mean_square: Mean over points of their summed squares.
     """
 
     largest: Tensor
@@ -266,11 +266,11 @@ def constraint_error(
 ) -> ConstraintViolation:
     """Constraint error CE of points, draws, or the mean of a distribution."""
     point = u if isinstance(u, Tensor) else u.mean
-    residual = constraint.residual(point)  # (..., q)
+    residual, excess = constraint.residual(point), constraint.excess(point).clamp(min=0)  # (..., q), (..., p)
     return ConstraintViolation(
         largest=constraint.violation(point).max(),
-        mean=residual.abs().sum(-1).mean(),
-        mean_square=residual.square().sum(-1).mean(),
+        mean=(residual.abs().sum(-1) + excess.sum(-1)).mean(),
+        mean_square=constraint.penalty(point).mean(),
     )
 
 

@@ -85,11 +85,10 @@ class NonNegative(Box):
 
 
 def _bound(value: Any, missing: float, name: str) -> Tensor:
-    bound = torch.as_tensor(missing if value is None else value)
+    given = missing if value is None else value
+    bound = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.float64)  # numbers are exact
     if not bound.is_floating_point():
         bound = bound.to(torch.float64)
-    if bound.dim() == 0 and not isinstance(value, Tensor):
-        bound = bound.to(torch.float64)  # a number is exact, whatever the default dtype
     if checking() and bool(torch.isnan(bound).any()):
         raise ParameterError(
             f"The {name} bound has {int(torch.isnan(bound).sum())} NaN entries.",

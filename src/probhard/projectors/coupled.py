@@ -16,7 +16,7 @@ from probhard.distribution import LocationScale
 from probhard.errors import broadcast
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
 from probhard.projectors.diagnosis import check_capacity
-from probhard.projectors.faces import censored_laws
+from probhard.projectors.faces import censored_laws, within
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import SLACK, joined, linear_costs, right_sides, shape_rows
 from probhard.solvers import active_set
@@ -104,13 +104,14 @@ class CoupledProjector(Projector):
         held = torch.where(free, middle, torch.where(torch.isfinite(bound), bound, 0.0))
         factor = DenseRows(matrix).factor(torch.where(free, stiff, HELD * natural))
         value = factor.project(held, right)
-        value = factor.project(torch.where(free, value, held), right)
+        for _ in range(2):
+            value = factor.project(torch.where(free, value, held), right)
         u = point + matvec(self.root, value[..., :costs])
         if len(self.bounded):
             last = slice(-len(self.bounded), None)
             ends = torch.where(free[..., last], u.index_select(-1, self.bounded), held[..., last])
             u = u.index_copy(-1, self.bounded, ends)
-        u = torch.minimum(torch.maximum(u, self.lower), self.upper)
+        u = within(u, point, self.lower, self.upper)
         tangent = CoupledTangent(self, factor, free, extra)
         return self._finished(z, u, tangent, faces)
 
@@ -154,7 +155,7 @@ class CoupledProjector(Projector):
         if dtype != torch.float64:
             value = value.to(dtype)
             lower, upper = self.parts.bounds(value.detach())
-            value = torch.minimum(torch.maximum(value, lower), upper)
+            value = value + (value.clamp(lower, upper) - value).detach()
         residual = self.parts.relative_violation(value.detach(), z.detach())
         converged = faces.done.reshape(lead) & (residual <= TOLERANCE[dtype])
         return Solution(value, tangent, Stats(faces.steps.reshape(lead), residual, converged))

@@ -21,6 +21,7 @@ from probhard.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.distribution import LocationScale
 from probhard.errors import ParameterError, broadcast
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.faces import within
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import SLACK, shape_rows
 from probhard.projectors.nonlinear import Local, NonlinearProjector
@@ -78,7 +79,7 @@ class CurvedProjector(Projector):
         whole = torch.cat([point, torch.zeros_like(slack)], -1)
         value = inner._attached(whole, state)[..., :n]
         value = torch.where(free[..., :n], value, point)
-        value = torch.minimum(torch.maximum(value, lower), upper)
+        value = within(value, double, lower, upper)
         tangent = MaskedTangent(Local(inner, whole, torch.cat([value, slack], -1), state), free, n)
         return self._finished(z, value, tangent, state, settled)
 
@@ -146,10 +147,11 @@ class CurvedProjector(Projector):
         centre = programme.centre
         held = torch.where(free, centre, torch.where(torch.isfinite(bound), bound, 0.0))
         natural = torch.cat([programme.weight[..., :n], programme.natural[..., n:]], -1)
-        weight = torch.where(free, natural, HELD * programme.natural)
+        weight = torch.where(free, natural, _held(programme.natural, n))
         guess = torch.where(free, torch.cat([found.value[..., :n], centre[..., n:]], -1), held)
         part = self.function.switched(equation, self.function.active(side))
-        state = newton.nearest(part, held, Diagonal(weight), guess, self.options.hessian)
+        exact = self.options.hessian or bool(self.parts.curved)
+        state = newton.nearest(part, held, Diagonal(weight), guess, exact)
         pull = part.rows(state.u).transpose(state.multiplier)
         moved = torch.cat([centre[..., :n], held[..., n:]], -1) - natural * pull
         slack = torch.cat([state.u[..., :n], self.function.slacks(equation, state.u)], -1)
@@ -168,7 +170,7 @@ class CurvedProjector(Projector):
         if dtype != torch.float64:
             value = value.to(dtype)
             lower, upper = self.parts.bounds(value.detach())
-            value = torch.minimum(torch.maximum(value, lower), upper)
+            value = value + (value.clamp(lower, upper) - value).detach()
         residual = self.parts.relative_violation(value.detach(), z.detach())
         converged = settled & (residual <= TOLERANCE[dtype])
         return Solution(value, tangent, Stats(state.steps, residual, converged, self.local))
@@ -254,6 +256,7 @@ class Functions:
 
     def flat(self, lead: torch.Size) -> NonlinearEquality:
         """The functions of points whose leading dimensions are flattened to one."""
+        lead = lead or torch.Size((1,))
         count = math.prod(lead)
         found = self.equation().select(torch.arange(count), lead)
         if found is None:
@@ -325,7 +328,12 @@ def _masked(function: Functions, weight: Tensor, side: Tensor) -> Tensor:
     """Weights of free variables and slacks; next to nothing for those held."""
     natural = _natural(function, weight.detach())
     free = torch.cat([weight, natural[..., weight.shape[-1] :]], -1)
-    return torch.where(side == 0, free, HELD * natural)
+    return torch.where(side == 0, free, _held(natural, weight.shape[-1]))
+
+
+def _held(natural: Tensor, n: int) -> Tensor:
+    """Next to nothing for variables at their bounds; nothing for slacks, which would hide a violation."""
+    return torch.cat([HELD * natural[..., :n], torch.zeros_like(natural[..., n:])], -1)
 
 
 def _rows_function(core: Structure, right: Tensor) -> NonlinearEquality:

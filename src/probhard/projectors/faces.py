@@ -3,7 +3,8 @@
 The solvers say on which side of its bounds every variable ends; they work without gradients. What is differentiated
 is one linear projection with the variables at their bounds held there (weight 0, value the bound), so value, gradients
 in points, weights, right-hand sides and bounds, and the exact first-order covariance all come from the tangent of
-equalities. At a kink, where a variable touches its bound without being pressed on it, the variable counts as free.
+equalities. At a kink, where a variable touches its bound without being pressed on it, it counts as free under bounds
+alone and under active sets, as held where one multiplier per row is searched for (so that a vertex has no variance).
 """
 
 from __future__ import annotations
@@ -78,9 +79,8 @@ class FaceProjector(Projector):
             again = torch.where(free, value, held)  # one refinement: held variables keep their bounds exactly
             value = torch.where(free, tangent.project(again, right), held)
         found = value[..., :n]
-        found = torch.minimum(torch.maximum(found, lower[..., :n]), upper[..., :n])
-        if tangent is not None and self.parts.box is not None:
-            found = _snapped(found, point[..., :n], lower[..., :n], upper[..., :n])
+        if self.parts.box is not None:
+            found = within(found, point[..., :n], lower[..., :n], upper[..., :n])
         return self._finished(z, found, FaceTangent(self, tangent, free), faces)
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
@@ -128,6 +128,7 @@ class FaceProjector(Projector):
         size = point.shape[-1]
         if self.system is None:
             side = (point > upper).to(torch.int8) - (point < lower).to(torch.int8)
+            side = torch.where(lower == upper, torch.ones_like(side), side)
             count = torch.ones(point.shape[:-1], dtype=torch.int64, device=point.device)
             return Faces(side, point.clamp(lower, upper), count, count > 0, right)
         if self.system.pins is not None:
@@ -162,7 +163,7 @@ class FaceProjector(Projector):
         if dtype != torch.float64:  # rounding must not leave the bounds
             value = value.to(dtype)
             lower, upper = self.parts.bounds(value.detach())
-            value = torch.minimum(torch.maximum(value, lower), upper)
+            value = value + (value.clamp(lower, upper) - value).detach()
         residual = self.parts.relative_violation(value.detach(), z.detach())
         converged = faces.done.reshape(lead) & (residual <= TOLERANCE[dtype])
         return Solution(value, tangent, Stats(faces.steps.reshape(lead), residual, converged))
@@ -177,10 +178,13 @@ def censored_laws(parts: Gathered, base: LocationScale, weight: Covariance, opti
     return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
 
 
-def _snapped(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Values within the rounding of ``z - w p`` of a bound put on it, so that sums of zeros are zero."""
+def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Values clipped to their bounds, and put on a bound that is within the rounding of ``z - w p``; gradients stay.
+
+    So bounds hold exactly, and sums of zeros are zero.
+    """
     with torch.no_grad():
-        fixed = u
+        fixed = u.clamp(lower, upper)
         for bound in (lower, upper):
             close = torch.isfinite(bound) & ((u - bound).abs() <= ROUNDING * (z.abs() + bound.abs()))
             fixed = torch.where(close, bound, fixed)

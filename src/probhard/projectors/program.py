@@ -441,7 +441,11 @@ class Conditions:
         return np.concatenate([self.P @ x + self.A.T @ y + self.c, self.A @ x + y - w - self.b]), y, slope
 
     def jacobian(self, slope: np.ndarray) -> np.ndarray:
-        return np.block([[self.P, self.A.T @ slope], [self.A, slope - np.eye(len(self.b))]])
+        n = len(self.c)
+        matrix = np.empty((n + len(self.b),) * 2)
+        matrix[:n, :n], matrix[:n, n:], matrix[n:, :n], matrix[n:, n:] = self.P, self.A.T @ slope, self.A, slope
+        matrix[range(n, len(matrix)), range(n, len(matrix))] -= 1
+        return matrix
 
     def refined(self, x: np.ndarray, w: np.ndarray) -> State:
         """Newton's method from the solver's answer; the best point of its steps."""
@@ -460,6 +464,8 @@ class Conditions:
             if not (np.isfinite(f).all() and np.isfinite(slope).all()):
                 break
             left = self.relative(f, x, y, w)
+            if best.left <= 1e-12 and left > 0.1 * best.left:  # rounding is all that is left
+                break
             if left < best.left:
                 best = State(self, x, y, slope, left, step)
         return best

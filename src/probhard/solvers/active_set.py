@@ -44,13 +44,16 @@ def _from_inside(programme: Programme) -> Faces:
     point has proved optimality, and the point on its face is compared with it.
     """
     inner = central(programme)
+    slow = torch.nonzero(~inner.done).squeeze(-1)
+    if len(slow):
+        inner = inner.updated(slow, central(programme.select(slow), patient=True))
     part = replace(programme, centre=programme.auxiliary(inner.value, programme.centre))
     _, face = _step(part, replace(inner, done=torch.zeros_like(inner.done)))
     value = torch.where(inner.side == 0, face.value, inner.value)
     apart = (value - inner.value).abs().where(programme.weight > 0, 0.0)
     if programme.costed is not None:
         apart = apart.where(programme.costed, 0.0)
-    size = inner.value.abs().amax(-1)
+    size = torch.maximum(inner.value, programme.auxiliary(inner.value, programme.centre).abs()).abs().amax(-1)
     good = inner.done & ~face.done & (apart.amax(-1) <= CLOSE * size)
     found = Faces(inner.side, value, inner.steps, face.done | good, face.multiplier)
     left = torch.nonzero(~found.done).squeeze(-1)

@@ -16,8 +16,11 @@ CLOSED = 1e-14  # complementarity, relative to the start, at which sides are rea
 SHARE = 0.995  # of the way to the boundary
 
 
-def central(programme: Programme) -> Faces:
-    """The ends of the central paths and the sides that they are on; ``done`` where the gap closed."""
+def central(programme: Programme, patient: bool = False) -> Faces:
+    """The ends of the central paths and the sides that they are on; ``done`` where the gap closed.
+
+    A patient method follows the path closely, in more and shorter steps without a predictor.
+    """
     lower, upper, w, centre = programme.lower, programme.upper, programme.weight, programme.centre
     still = (w <= 0) | (lower == upper)
     unit = _unit(programme)  # per element: lengths are measured in it
@@ -34,12 +37,12 @@ def central(programme: Programme) -> Faces:
     done = torch.zeros(len(v), dtype=torch.bool, device=v.device)
     count = (low | high).sum(-1, keepdim=True).clamp(min=1) + (low & high).sum(-1, keepdim=True)
     steps = torch.zeros(len(v), dtype=torch.int64, device=v.device)
-    for _ in range(STEPS):
+    for _ in range(4 * STEPS if patient else STEPS):
         gap_low = torch.where(low, v - lower, 1.0)
         gap_high = torch.where(high, upper - v, 1.0)
         measure = ((x_low * gap_low).sum(-1, keepdim=True) + (x_high * gap_high).sum(-1, keepdim=True)) / count
         primal = programme.right if programme.core is None else programme.right - programme.core.apply(v)
-        done = _closed(programme, v, measure, primal, first_measure)
+        done = _closed(programme, v.abs() + unit, measure, primal, first_measure)
         if bool(done.all()):
             break
         steps = steps + (~done).to(torch.int64)
@@ -66,9 +69,11 @@ def central(programme: Programme) -> Faces:
         after = ((x_low + first * d_low) * (gap_low + first * step)).where(low, zero).sum(-1, keepdim=True)
         after = after + ((x_high + first * d_high) * (gap_high - first * step)).where(high, zero).sum(-1, keepdim=True)
         centring = measure * (after / count / measure.clamp(min=1e-300)).clamp(0, 1).pow(3)
+        if patient:
+            centring, d_low, d_high = 0.3 * measure, zero, zero
         corrected = (centring - d_low * step).where(low, zero), (centring + d_high * step).where(high, zero)
         step, turn, d_low, d_high = newton(*corrected)
-        length = SHARE * _length(step, gap_low, gap_high, low, high, x_low, x_high, d_low, d_high)
+        length = (0.9 if patient else SHARE) * _length(step, gap_low, gap_high, low, high, x_low, x_high, d_low, d_high)
         good = torch.isfinite(step).all(-1, keepdim=True) & torch.isfinite(turn).all(-1, keepdim=True)
         length = torch.where(good, length, 0.0)
         v, y = v + length * step.nan_to_num(0.0), y + length * turn.nan_to_num(0.0)
@@ -86,12 +91,12 @@ def central(programme: Programme) -> Faces:
     return Faces(side, value, steps, done, y)
 
 
-def _closed(programme: Programme, v: Tensor, measure: Tensor, primal: Tensor, first: Tensor) -> Tensor:
+def _closed(programme: Programme, lengths: Tensor, measure: Tensor, primal: Tensor, first: Tensor) -> Tensor:
     """Where complementarity and rows hold well enough to read off the sides, (L,)."""
     closed = (measure <= CLOSED * first).squeeze(-1)
     if programme.core is None:
         return closed
-    size = programme.core.magnitude(v) + programme.right.abs()
+    size = programme.core.magnitude(lengths) + programme.right.abs()
     return closed & (primal.abs().amax(-1) <= 1e-9 * size.amax(-1) + 1e-300)
 
 

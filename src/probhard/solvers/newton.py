@@ -19,6 +19,7 @@ from torch import Tensor
 
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.covariance import Covariance, Diagonal
+from probhard.structure.base import divide
 from probhard.structure.system import LinearSystem
 from probhard.tangent import Tangent, tangent_of
 
@@ -138,11 +139,14 @@ def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: 
     zero = z.new_zeros(z.shape[:-1])
     multiplier = torch.zeros_like(near.h)
     y = torch.zeros_like(z)
-    if start is not None:  # a full step first: Q (u - z) of an arbitrary point would need Q
+    if start is not None and isinstance(weight, Diagonal):
+        y = divide(point - z, weight.variance)
+        multiplier = -near.multiplier(near.rows(weight.apply(y)))
+    elif start is not None:  # a full step first: Q (u - z) of an arbitrary point would need Q
         multiplier = near.multiplier(near.h + near.rows(z - point))
         point, y = z - near.move(multiplier), -near.pull(multiplier)
     done = torch.zeros_like(zero, dtype=torch.bool)
-    steps = torch.full_like(zero, 0 if start is None else 1, dtype=torch.int64)
+    steps = torch.zeros_like(zero, dtype=torch.int64)
     return State(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, done)
 
 

@@ -48,7 +48,7 @@ def _plain(programme: Programme) -> Faces:
         slope = rows.sums(squared * (target == value))
         steps = steps + (~settled).to(torch.int64)
         y = y + torch.where(settled, 0.0, divide(gap, slope))
-    side = (target > upper).to(torch.int8) - (target < lower).to(torch.int8)
+    side = (target >= upper).to(torch.int8) - (target <= lower).to(torch.int8)
     side = torch.where(lower == upper, torch.ones_like(side), side)
     return Faces(rows.join(side), rows.join(value), steps.amax(-1), settled.all(-1), y)
 
@@ -101,7 +101,7 @@ def _bracketed(programme: Programme) -> Faces:
         previous = side
         y = torch.where(settled, y, fresh)
     target = c - reach * rows.spread(y)
-    side = (target > upper).to(torch.int8) - (target < lower).to(torch.int8)
+    side = (target >= upper).to(torch.int8) - (target <= lower).to(torch.int8)
     fixed = lower == upper
     side = torch.where(fixed, torch.ones_like(side), side)
     done = settled.all(-1)

@@ -16,9 +16,9 @@ from probhard.solvers import active_set
 from probhard.solvers.quadratic import Faces, Programme
 from probhard.structure.dense import DenseRows
 
-STEPS = 25
+STEPS = 40
 HALVINGS = 10
-SMALL = 1e-9  # relative length of a step after which the sides are believed
+SMALL = 1e-7  # relative length of a step after which the sides are believed
 
 
 @torch.no_grad()
@@ -70,8 +70,7 @@ def faces(equation: NonlinearEquality, programme: Programme, start: Tensor, uneq
         penalty = torch.maximum(penalty, 1.5 * found.multiplier.abs().amax(-1).nan_to_num(0.0))
         before = merit(u, f)
         small = step.norm(dim=-1) <= SMALL * (u.norm(dim=-1) + z.norm(dim=-1))
-        same = torch.zeros_like(done) if side is None else (side == found.side).all(-1)
-        finished = found.done & (small | (same & (turn >= 3)))
+        finished = found.done & small
         total = found if total is None else _merged(total, found, done)
         done = done | finished
         if bool((done | ~found.done).all()):
