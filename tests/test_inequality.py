@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -20,15 +19,6 @@ from probhard.structure.disjoint import DisjointRows
 from sets import BATCH, DIAGONAL, INF, METRICS, SETS, TIGHT, TREE, Set, nearest, tensor, weighing
 
 each_set = pytest.mark.parametrize("name", SETS)
-
-
-def cases(names: Any, known: dict[Any, str]) -> list[Any]:
-    """Cases, those that are known to fail marked so."""
-    wrong = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in known.items()}
-    return [pytest.param(*(n if isinstance(n, tuple) else (n,)), marks=wrong.get(n, ())) for n in names]
-
-
-COUPLED_ROWS = "rows met to 1e-9 only under coupled weights"
 
 
 def made(name: str) -> tuple[Set, ph.Constraint]:
@@ -56,13 +46,7 @@ def distance(u: Tensor, z: Tensor, weight: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- against a cone solver
 
 
-NEAREST = cases(
-    itertools.product(SETS, METRICS),
-    {
-        ("overlapping", "low rank"): COUPLED_ROWS,
-        ("penalty in a box", "low rank"): "a penalty with bounds under coupled weights is not nearest",
-    },
-)
+NEAREST = list(itertools.product(SETS, METRICS))
 
 
 @pytest.mark.parametrize(("name", "metric"), NEAREST)
@@ -99,10 +83,7 @@ def test_projected_points_are_nearest_and_feasible(name, metric):
         torch.testing.assert_close(alone, solution.value[k], rtol=1e-9, atol=1e-9)
 
 
-ALONE = cases(
-    [name for name, entry in SETS.items() if entry.shared],
-    dict.fromkeys(("ball in a box", "ball with mass", "smooth"), "a curved set takes no point without a batch"),
-)
+ALONE = [name for name, entry in SETS.items() if entry.shared]
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -130,24 +111,13 @@ def drawn(name: str, rounds: int, size: int) -> None:
         assert entry.violation(draws.value, size_of) < 1e-9
 
 
-DRAWN = cases(
-    SETS,
-    {
-        "ball in a box": "sides do not settle where variances differ by orders of magnitude",
-    },
-)
-
-
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", SETS)
 def test_no_draw_is_infeasible(name):
     drawn(name, 2, 100)
 
 
-RARE = dict.fromkeys(("ball in a box", "ball with mass"), "sides or rows of curved sets do not settle at rare points")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases(SETS, RARE))
+@pytest.mark.parametrize("name", SETS)
 def test_none_of_a_million_draws_is_infeasible(name):
     drawn(name, 20, 500)
 
@@ -172,10 +142,7 @@ def test_diminishing_variation_is_projected_slice_after_slice():
 # ------------------------------------------------------------------------------------ fixed points, kinks, float32
 
 
-FIXED = cases(
-    itertools.product(SETS, ("oblique", "orthogonal")),
-    {("ball in a box", "oblique"): "sides of curved sets with bounds do not settle"},
-)
+FIXED = list(itertools.product(SETS, ("oblique", "orthogonal")))
 
 
 @pytest.mark.parametrize(("name", "metric"), FIXED)
@@ -388,10 +355,7 @@ def explained(error: ProbhardError, fragments: list[str]) -> None:
         assert fragment in str(error)
 
 
-UNNAMED = {"rows of one element's own that contradict": "rows per batch element end in a ConvergenceError"}
-
-
-@pytest.mark.parametrize("name", cases(EMPTY, UNNAMED))
+@pytest.mark.parametrize("name", EMPTY)
 def test_empty_sets_are_named(name):
     action, fragments = EMPTY[name]
     with pytest.raises(InfeasibleError) as caught:

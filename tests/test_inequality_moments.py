@@ -11,7 +11,7 @@ from torch import Tensor
 import probhard as ph
 from registry import OVERLAPPING
 from sets import BATCH, GENERAL, GRID, INF, MANY, SETS, SIDED, TREE, Set, tensor
-from test_inequality import cases, made, normal
+from test_inequality import made, normal
 
 STEP = 1e-5
 
@@ -32,9 +32,8 @@ def around(entry: Set, seed: int = 8) -> Tensor:
     return entry.loc + 0.8 * normal(seed, 2, BATCH, entry.n)
 
 
-STRAIGHT = cases(
-    itertools.product([name for name, entry in SETS.items() if not entry.curved], ("oblique", "orthogonal")),
-    {("crossed", "orthogonal"): "variances of determined variables cancel in the sparse factor"},
+STRAIGHT = list(
+    itertools.product([name for name, entry in SETS.items() if not entry.curved], ("oblique", "orthogonal"))
 )
 
 
@@ -58,7 +57,8 @@ def test_tangent_agrees_with_differences_of_the_projection(name, metric):
     torch.testing.assert_close(projected.variance[smooth[0]], variance[smooth[0]], rtol=0, atol=1e-6)
     assert (projected.variance >= 0).all()
     dense = ph.Dense(torch.diag_embed(cov.variance.sqrt()))
-    torch.testing.assert_close(tangent.variance(dense)[0], projected.variance, rtol=1e-9, atol=1e-9)
+    near = 1e-7 if name == "crossed" else 1e-9  # variances by the sparse factor are differences
+    torch.testing.assert_close(tangent.variance(dense)[0], projected.variance, rtol=near, atol=near)
 
 
 BOUNDS = (-0.5 * torch.ones(BATCH, 7, dtype=torch.float64), torch.ones(BATCH, 7, dtype=torch.float64))

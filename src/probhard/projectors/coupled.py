@@ -7,15 +7,16 @@ dense and each element costs the cube of their number. The face is found and dif
 
 from __future__ import annotations
 
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from probhard.censored import CensoredMarginals
 from probhard.covariance import Covariance, matvec, safe_sqrt
 from probhard.distribution import LocationScale
-from probhard.errors import broadcast
+from probhard.errors import InfeasibleError, ProbhardError, broadcast
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
-from probhard.projectors.diagnosis import check_capacity
+from probhard.projectors.diagnosis import check_capacity, empty_set
 from probhard.projectors.faces import censored_laws, within
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import SLACK, joined, linear_costs, right_sides, shape_rows
@@ -104,7 +105,7 @@ class CoupledProjector(Projector):
         held = torch.where(free, middle, torch.where(torch.isfinite(bound), bound, 0.0))
         factor = DenseRows(matrix).factor(torch.where(free, stiff, HELD * natural))
         value = factor.project(held, right)
-        for _ in range(2):
+        for _ in range(4):  # bounds that repeat what rows say leave M almost singular
             value = factor.project(torch.where(free, value, held), right)
         u = point + matvec(self.root, value[..., :costs])
         if len(self.bounded):
@@ -121,6 +122,17 @@ class CoupledProjector(Projector):
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, self.given, self.options)
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
+        lead = stats.converged.shape
+        rows = self.rows.detach().expand(*lead, *self.rows.shape[-2:])[at]
+        matrix = torch.cat([rows, self.own], -1)
+        lower, upper = (x[at] for x in self._bounds(lead, self.parts.variables))
+        right = self.right.detach().expand(*lead, self.right.shape[-1])[at]
+        found = empty_set(self.parts, sp.csr_array(matrix.cpu().numpy()), right, lower, upper)
+        where = f" in batch element {at}" if at else ""
+        return None if found is None else InfeasibleError(found[0] + where + ".", *found[1:])
 
     def _bounds(self, lead: torch.Size, costs: int) -> tuple[Tensor, Tensor]:
         slacks = self.own.shape[-1] - len(self.bounded)

@@ -134,7 +134,7 @@ class CurvedProjector(Projector):
             if len(left) == 0:
                 break
         assert state is not None
-        whole = newton.State(*(x.reshape(*lead, *x.shape[1:]) for x in vars(state).values()))
+        whole = newton.State(*(x.reshape(torch.Size((*lead, *x.shape[1:]))) for x in vars(state).values()))
         return side.reshape(*lead, -1), whole, settled.reshape(lead)
 
     def _polished(

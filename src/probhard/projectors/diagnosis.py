@@ -61,10 +61,9 @@ def _range(rows: SparseMap | DenseMap | Structure, lower: Tensor, upper: Tensor)
 
 
 def empty_set(
-    parts: Gathered, system: LinearSystem, right: Tensor, lower: Tensor, upper: Tensor
+    parts: Gathered, rows: sp.csr_array | None, right: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[str, str, str] | None:
-    """What makes the set of one element empty, if that can be shown: what, why, and what to do."""
-    rows = _matrix(system)
+    """What makes ``rows v = right`` within the bounds empty, if that can be shown: what, why, and what to do."""
     if rows is None or rows.shape[1] > LARGEST:
         return None
     b, low, high = (x.detach().cpu().double().numpy() for x in (right, lower, upper))
@@ -93,7 +92,8 @@ def empty_set(
     return None
 
 
-def _matrix(system: LinearSystem) -> sp.csr_array | None:
+def matrix_of(system: LinearSystem) -> sp.csr_array | None:
+    """All rows of a system, where they are shared."""
     if system.matrix is not None:
         return system.matrix
     if isinstance(system.map, DenseMap):

@@ -9,6 +9,8 @@ alone and under active sets, as held where one multiplier per row is searched fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,17 +19,19 @@ from probhard.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.distribution import LocationScale
 from probhard.errors import InfeasibleError, ProbhardError, broadcast
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
-from probhard.projectors.diagnosis import check_capacity, empty_set
+from probhard.projectors.diagnosis import check_capacity, empty_set, matrix_of
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import joined, lift, linear_costs, right_sides, without_complement
 from probhard.projectors.linear import LinearProjector
 from probhard.solvers import active_set, search
 from probhard.solvers.quadratic import HELD, Faces, Programme
 from probhard.structure.disjoint import DisjointRows
+from probhard.structure.sparse import SparseRows
 from probhard.structure.system import LinearSystem
 from probhard.tangent import DiagonalTangent, Differential
 
 ROUNDING = 1e-15
+SPREAD = 1e-8  # weight of a held variable in the sparse factor's variances, which are differences of large numbers
 FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
 
 
@@ -81,7 +85,12 @@ class FaceProjector(Projector):
         found = value[..., :n]
         if self.parts.box is not None:
             found = within(found, point[..., :n], lower[..., :n], upper[..., :n])
-        return self._finished(z, found, FaceTangent(self, tangent, free), faces)
+
+        def spread() -> DiagonalTangent | None:
+            exact = tangent is None or not isinstance(tangent.core, SparseRows)
+            return tangent if exact else self._tangent(free, weight, natural, SPREAD)
+
+        return self._finished(z, found, FaceTangent(self, tangent, spread, free), faces)
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         solution = self.solve(z)
@@ -95,7 +104,7 @@ class FaceProjector(Projector):
         where = f" in batch element {at}" if at else ""
         if self.system is None:
             return None
-        found = empty_set(self.parts, self.system, right[at], lower, upper)
+        found = empty_set(self.parts, matrix_of(self.system), right[at], lower, upper)
         if found is None:
             return None
         what, why, fix = found
@@ -151,12 +160,12 @@ class FaceProjector(Projector):
             return search.nearest(programme)
         return active_set.nearest(programme)
 
-    def _tangent(self, free: Tensor, weight: Tensor, natural: Tensor) -> DiagonalTangent | None:
+    def _tangent(self, free: Tensor, weight: Tensor, natural: Tensor, held: float = HELD) -> DiagonalTangent | None:
         if self.system is None or self.system.core is None:
             return None
         system = LinearSystem.__new__(LinearSystem)
         system.__dict__ = {**vars(self.system), "held": None}
-        return DiagonalTangent(system, Diagonal(torch.where(free, weight, HELD * natural)))
+        return DiagonalTangent(system, Diagonal(torch.where(free, weight, held * natural)))
 
     def _finished(self, z: Tensor, value: Tensor, tangent: FaceTangent, faces: Faces) -> Solution:
         dtype, lead = z.dtype, value.shape[:-1]
@@ -195,8 +204,14 @@ def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 class FaceTangent(Differential):
     """The tangent of the face: inputs and outputs of held variables are 0, the rest is the tangent of the rows."""
 
-    def __init__(self, projector: FaceProjector, rows: DiagonalTangent | None, free: Tensor) -> None:
-        self.rows, self.free, self.variables = rows, free, projector.parts.variables
+    def __init__(
+        self,
+        projector: FaceProjector,
+        rows: DiagonalTangent | None,
+        spread: Callable[[], DiagonalTangent | None],
+        free: Tensor,
+    ) -> None:
+        self.rows, self.spread, self.free, self.variables = rows, spread, free, projector.parts.variables
         self.extra = projector.extra
 
     @property
@@ -218,7 +233,9 @@ class FaceTangent(Differential):
         if isinstance(cov, Diagonal):
             if self.rows is None:
                 return torch.where(self.free, cov.variance, 0.0)
-            return self._cut(self.rows.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
+            rows = self.spread()
+            assert rows is not None
+            return self._cut(rows.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
         if self.rows is None:
             return torch.where(self.free, cov.diagonal(), 0.0)
         eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)

@@ -106,7 +106,8 @@ def _step(programme: Programme, faces: Faces) -> tuple[Programme, Faces]:
     settled = ((fresh == side) | (w == 0)).all(-1)
     if programme.costed is not None:  # proximal centres follow
         moved = torch.where(programme.costed, 0.0, (value - programme.centre).abs())
-        size = value.abs().amax(-1) + programme.centre.abs().amax(-1)
+        lengths = torch.where(programme.costed, value.abs() + programme.centre.abs(), 0.0)
+        size = lengths.amax(-1) + programme.right.abs().amax(-1)  # not their own: they may run away together
         settled &= moved.amax(-1) <= 1e-7 * size + 1e-300
         programme = replace(programme, centre=programme.auxiliary(value, programme.centre))
     done = faces.done | settled
