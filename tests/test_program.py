@@ -21,7 +21,8 @@ from probhard.projectors.gathered import gather
 cp = pytest.importorskip("cvxpy", reason="cvxpy is not installed; convex programs need probhard[cvx]")
 pytest.importorskip("cvxpylayers.torch", reason="cvxpylayers is not installed; convex programs need probhard[cvx]")
 
-from probhard.projectors.program import ProgramProjector, _cones, compiled_of, projected  # noqa: E402
+from probhard.projectors.program import ProgramProjector, compiled_of  # noqa: E402
+from probhard.solvers.cone import _cones, projected  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # the oracle's
 

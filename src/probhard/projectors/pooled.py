@@ -23,7 +23,6 @@ from torch import Tensor
 from probhard.covariance import Covariance, Diagonal, LowRank, safe_sqrt
 from probhard.errors import ParameterError, ShapeError, broadcast, check_choice
 from probhard.projectors.base import TOLERANCE, Projector, Solution, Stats
-from probhard.solvers import pooling
 from probhard.tangent import Differential
 
 SHAPES = ("increasing", "decreasing", "tv-penalty", "tv-bound")  # in the order of the kernels' numbers
@@ -168,6 +167,8 @@ def project_points(
     points, weights, lines = (_numpy(x, lead, x.shape[-1]) for x in (z, weight, line))
     ends = zip(numbers, (0.0, -torch.inf, torch.inf, 0.0))
     limits, lows, highs, masses = (_numpy(z.new_tensor(end) if x is None else x, lead) for x, end in ends)
+    from probhard.solvers import pooling  # it loads numba, which only these shapes need
+
     found = pooling.solve(SHAPES.index(shape), points, weights, limits, lows, highs, lines, masses)
     tensors = [torch.from_numpy(x).to(z.device) for x in found]
     value, first, side, edge, binds, residual = (x.reshape(*lead, x.shape[-1]) for x in tensors)
