@@ -45,10 +45,15 @@ class Pooling:
         self, weight: Tensor, first: Tensor, side: Tensor, edge: Tensor, rows: list[tuple[Tensor | None, Tensor]]
     ) -> None:
         self.first, self.side, self.inverse, self.free = first, side, 1 / weight, (side == 0).to(weight)
-        edge = edge.to(weight)
-        self.sign = torch.nn.functional.pad(edge[..., :-1], (1, 0)) - edge
+        self.edge = edge
         self.binds = [bind for _, bind in rows]
         self.rows = [torch.where(bind, self.sign if row is None else row, 0.0) for row, bind in rows]
+
+    @cached_property
+    def sign(self) -> Tensor:
+        """The derivative s of TV: +1 at the upper end of a jump, -1 at the lower."""
+        edge = self.edge.to(self.inverse)
+        return torch.nn.functional.pad(edge[..., :-1], (1, 0)) - edge
 
     def total(self, x: Tensor) -> Tensor:
         """Sums over groups, at each of their points, of x (*samples, *lead, nx)."""
@@ -192,12 +197,14 @@ def _closed_form(
     upper: Tensor | None,
     mass: Tensor | None,
 ) -> Tensor:
-    """The solution as a differentiable function of everything, its groups given."""
+    """The solution as a differentiable function of everything, its groups given; terms without a gradient left out."""
     u = pooled.average(z)
-    if shape == "tv-penalty" and amount is not None:
+    trained = any(x.requires_grad for x in (pooled.inverse, *pooled.rows))
+    if shape == "tv-penalty" and amount is not None and (amount.requires_grad or trained):
         u = u - amount.unsqueeze(-1) * pooled.free * pooled.total(pooled.sign) / pooled.mass
     for bound, number in ((lower, -1), (upper, 1)):
-        u = u if bound is None else torch.where(pooled.side == number, bound.unsqueeze(-1), u)
+        if bound is not None and (bound.requires_grad or pooled.rows):
+            u = torch.where(pooled.side == number, bound.unsqueeze(-1), u)
     targets = [x for x in (mass, amount if shape == "tv-bound" else None) if x is not None]
     return pooled.balanced(u, targets)
 
