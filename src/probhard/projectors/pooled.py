@@ -197,14 +197,12 @@ def _closed_form(
     upper: Tensor | None,
     mass: Tensor | None,
 ) -> Tensor:
-    """The solution as a differentiable function of everything, its groups given; terms without a gradient left out."""
+    """The solution as a differentiable function of everything, its groups given."""
     u = pooled.average(z)
-    trained = any(x.requires_grad for x in (pooled.inverse, *pooled.rows))
-    if shape == "tv-penalty" and amount is not None and (amount.requires_grad or trained):
+    if shape == "tv-penalty" and amount is not None:
         u = u - amount.unsqueeze(-1) * pooled.free * pooled.total(pooled.sign) / pooled.mass
     for bound, number in ((lower, -1), (upper, 1)):
-        if bound is not None and (bound.requires_grad or pooled.rows):
-            u = torch.where(pooled.side == number, bound.unsqueeze(-1), u)
+        u = u if bound is None else torch.where(pooled.side == number, bound.unsqueeze(-1), u)
     targets = [x for x in (mass, amount if shape == "tv-bound" else None) if x is not None]
     return pooled.balanced(u, targets)
 
