@@ -309,7 +309,11 @@ def test_coverage_and_pit_are_calibrated():
 
 def test_constraint_error():
     residual = torch.tensor([[1.0, -2.0], [0.0, 0.5]])
-    constraint = SimpleNamespace(residual=lambda u: residual * u[..., :1], violation=lambda u: residual.abs().amax(-1))
+    constraint = SimpleNamespace(
+        residual=lambda u: residual * u[..., :1],
+        excess=lambda u: -u,
+        violation=lambda u: residual.abs().amax(-1),
+    )
     error = constraint_error(constraint, torch.ones(2, 3))
     assert error.largest.item() == 2.0
     assert error.mean.item() == 1.75

@@ -270,7 +270,7 @@ def constraint_error(
     return ConstraintViolation(
         largest=constraint.violation(point).max(),
         mean=(residual.abs().sum(-1) + excess.sum(-1)).mean(),
-        mean_square=constraint.penalty(point).mean(),
+        mean_square=(residual.square().sum(-1) + excess.square().sum(-1)).mean(),
     )
 
 
