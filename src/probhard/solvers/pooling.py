@@ -273,9 +273,11 @@ def _balance(problem: Problem, data: Array, work: Array) -> tuple[int, bool]:
     count, weight, active = 0, 0.0, False
     for k in range(TRIALS):
         count, weight, active = _bounded(problem, data, work, x, weight)
+        if size == 0.0:
+            break
         row, _, noise, _, shares, mixed, signs = _sums(work, count)
         f, fall = row - mass, shares - mixed**2 / signs if active and signs > 0.0 else shares
-        if size == 0.0 or abs(f) <= EPSILON * abs(mass) + noise or abs(x) > FAR * unit:
+        if abs(f) <= EPSILON * abs(mass) + noise or abs(x) > FAR * unit:
             break
         if f > 0.0:
             low, f_low = x, f
@@ -451,14 +453,15 @@ def solve(
             target = _attainable((simple, n, limit, low, high, turn * mass[p] / steepest, size), data)
         problem = (simple, n, limit, low, high, target, size)
         count, active = _balance(problem, data, work)
-        for _ in range(3):
-            _refine(problem, work, count, active, atoms, spare)
-        if kind == BOUND:
-            _contract(limit, work, count)
-        _, _, _, _, shares, mixed, signs = _sums(work, count)
-        binds[p, 0], binds[p, 1] = shares > 0.0, active and signs > 0.0
-        if binds[p, 0] and binds[p, 1] and shares * signs - mixed**2 <= 1e-12 * shares * signs:
-            binds[p, 1] = False
+        if row or kind == BOUND:
+            for _ in range(3):
+                _refine(problem, work, count, active, atoms, spare)
+            if kind == BOUND:
+                _contract(limit, work, count)
+            _, _, _, _, shares, mixed, signs = _sums(work, count)
+            binds[p, 0], binds[p, 1] = shares > 0.0, active and signs > 0.0
+            if binds[p, 0] and binds[p, 1] and shares * signs - mixed**2 <= 1e-12 * shares * signs:
+                binds[p, 1] = False
         least, excess, magnitude = low, -mass[p], abs(mass[p]) + 1e-8 * size * steepest * height
         for g in range(count):
             u = min(max(work[VALUE, g], least), high)
