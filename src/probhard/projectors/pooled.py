@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -182,10 +182,27 @@ def project_points(
         rows.append((None, binds[..., 1:]))
     pooled = Pooling(weight.expand(value.shape), first, side, edge, rows)
     inputs = [x for x in (z, weight, row, *numbers) if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[1:]):
         near = _closed_form(shape, pooled, z, *numbers)
         value = value + (near - near.detach())
+    elif torch.is_grad_enabled() and z.requires_grad:
+        value = cast(Tensor, Attached.apply(z.expand(value.shape), value, pooled))
     return value, pooled, residual
+
+
+class Attached(torch.autograd.Function):
+    """Values as a function of the points alone, whose derivative is the tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, value: Tensor, pooled: Pooling) -> Tensor:
+        """Return the values; remember the groups."""
+        ctx.pooled = pooled
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """``T^T g``."""
+        return ctx.pooled.transpose(gradients[0]), None, None
 
 
 def _closed_form(

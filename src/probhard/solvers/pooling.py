@@ -443,7 +443,9 @@ def solve(
             heaviest = max(heaviest, w[p, i])
             steepest = max(steepest, abs(a[p, i])) if row else 0.0
         for i in range(n):
-            data[Z, i], data[W, i], data[Q, i] = turn * z[p, i], w[p, i] / heaviest, heaviest / w[p, i]
+            data[Z, i], data[W, i], data[Q, i] = turn * z[p, i], 1.0, 1.0
+            if w[p, i] != heaviest:  # divisions are what a profile of equal weights would wait for
+                data[W, i], data[Q, i] = w[p, i] / heaviest, heaviest / w[p, i]
             height = max(height, abs(min(max(data[Z, i], low), high)))
         limit, target = max(amount[p], 0.0) * (heaviest if kind == PENALTY else 1.0), 0.0
         if row:
