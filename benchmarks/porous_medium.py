@@ -27,6 +27,7 @@ from probhard.pde.laws import known_values, porous_medium_flux, porous_medium_la
 
 FIELDS, STEPS = 20, 12
 CHUNK = 200  # draws projected at once
+SHARES = {"untrained": 0.04, "5 epochs": 0.2, "120 epochs": 1.0}  # of the draws asked for
 
 
 def all_rows(problem: PorousMedium, m: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -145,10 +146,11 @@ def laws_of(problem: PorousMedium, parameter: Tensor) -> Iterator[tuple[str, ph.
 
 
 @torch.no_grad()
-def convergence_study(most: int) -> None:
+def convergence_study(most: int, networks: list[str]) -> None:
     """Print the share of draws made feasible and nearest, and the mean steps, for both rules of the mass.
 
     Draws of an untrained network are far from the law and cost up to a second each, so that fewer of them are taken.
+    ``networks`` names some of them; none means all.
     """
     problem = PorousMedium()
     low, high = problem.lower, problem.upper
@@ -156,7 +158,10 @@ def convergence_study(most: int) -> None:
     m = parameter.double()
     columns = f"{'draws':>6} {'feasible':>9} {'nearest':>9} {'steps':>6} {'ms/draw':>8}   plain: feasible nearest"
     print(f"{'network, rule of the mass':<30} {columns}")
-    for share, (name, law) in zip((0.04, 0.2, 1.0), laws_of(problem, parameter)):
+    for name, law in laws_of(problem, parameter):
+        share = SHARES[name]
+        if networks and name not in networks:
+            continue
         for rule in ("trapezoid", "product"):
             constraint, known = porous_medium_law(problem, m, rule), known_values(problem, m)
             flux = porous_medium_flux(problem, m, rule)
@@ -184,4 +189,4 @@ def convergence_study(most: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    convergence_study(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    convergence_study(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, sys.argv[2:])
