@@ -135,7 +135,7 @@ def laws_of(problem: PorousMedium, parameter: Tensor) -> Iterator[tuple[str, ph.
     sample = low + (high - low) * torch.rand(FULL.train, generator=torch.Generator().manual_seed(1))
     for name, epochs in (("untrained", 0), ("5 epochs", 5), ("120 epochs", 120)):
         torch.manual_seed(0)
-        with tqdm(total=max(epochs, 1), desc=name, disable=None) as bar:
+        with torch.enable_grad(), tqdm(total=max(epochs, 1), desc=name, disable=None) as bar:
             if epochs:
                 network = train(problem, sample, "base", epochs, 0, FULL, bar).backbone
             else:

@@ -55,7 +55,7 @@ class CurvedProjector(Projector):
         self.weight = weight.variance.to(torch.float64)
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
         self.equalities = True
-        self.local = not all(part.convex for part in parts.curved)
+        self.local = parts.nonlinear is not None or not all(part.convex for part in parts.curved)
         self.function = Functions(parts, self.weight.new_empty(0))
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
