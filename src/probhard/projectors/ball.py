@@ -56,10 +56,6 @@ class BallProjector(Projector):
         tangent = BallTangent(value.detach(), (1 + multiplier * unit).reciprocal(), unit.detach(), outside)
         return Solution(found, tangent, Stats(steps, residual, residual <= TOLERANCE[z.dtype]))
 
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
-
 
 class BallTangent(Differential):
     """``D - k (D d)^T`` outside the ball, the identity inside."""
@@ -92,9 +88,7 @@ class BallTangent(Differential):
             others = (own.sum(-1, keepdim=True) - own).clamp(min=0)
             found = scaled * (1 - self.gain * self.d).square() + self.gain.square() * others
             return torch.where(self.point, 0.0, found).to(cov.dtype)
-        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
-        columns = cov.root(eye.reshape(-1, *[1] * (self.d.dim() - 1), cov.root_size))
-        return self.apply(columns).square().sum(0)
+        return super().variance(cov)
 
 
 def _root(offset: Tensor, weight: Tensor, radius: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probhard.censored import CensoredMarginals
-from probhard.covariance import Covariance
+from probhard.covariance import Covariance, safe_sqrt
 from probhard.distribution import LocationScale
 from probhard.errors import ProbhardError
 from probhard.tangent import Differential
@@ -54,9 +54,10 @@ class Projector(ABC):
         """The error of points that failed, where more can be said than that they did."""
         return None
 
-    @abstractmethod
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         """Status (None if it need not be looked at), mean, root of the variances, and tangent at a mean z."""
+        solution = self.solve(z)
+        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
 
 @dataclass(frozen=True)

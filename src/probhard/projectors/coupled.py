@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from probhard.censored import CensoredMarginals
-from probhard.covariance import Covariance, matvec, safe_sqrt
+from probhard.covariance import Covariance, matvec
 from probhard.distribution import LocationScale
 from probhard.errors import InfeasibleError, ProbhardError, broadcast
-from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.base import Options, Projector, Solution, Stats
 from probhard.projectors.diagnosis import check_capacity, empty_set
 from probhard.projectors.faces import censored_laws, within
 from probhard.projectors.gathered import Gathered
@@ -114,11 +114,7 @@ class CoupledProjector(Projector):
             u = u.index_copy(-1, self.bounded, ends)
         u = within(u, point, self.lower, self.upper)
         tangent = CoupledTangent(self, factor, free, extra)
-        return self._finished(z, u, tangent, faces)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
+        return self.parts.finished(z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, self.given, self.options)
@@ -162,16 +158,6 @@ class CoupledProjector(Projector):
         programme = Programme(DenseRows(rows), flat[0], flat[1], weight, natural, lower, upper, costed, linear)
         return active_set.nearest(programme)
 
-    def _finished(self, z: Tensor, value: Tensor, tangent: CoupledTangent, faces: Faces) -> Solution:
-        dtype, lead = z.dtype, value.shape[:-1]
-        if dtype != torch.float64:
-            value = value.to(dtype)
-            lower, upper = self.parts.bounds(value.detach())
-            value = value + (value.clamp(lower, upper) - value).detach()
-        residual = self.parts.relative_violation(value.detach(), z.detach())
-        converged = faces.done.reshape(lead) & (residual <= TOLERANCE[dtype])
-        return Solution(value, tangent, Stats(faces.steps.reshape(lead), residual, converged))
-
 
 class CoupledTangent(Differential):
     """``x - R (W_F B^T M^-1 J x)_e``: the tangent of the active rows under any weight."""
@@ -196,11 +182,6 @@ class CoupledTangent(Differential):
         padded = torch.cat([turned, turned.new_zeros(*turned.shape[:-1], self.free.shape[-1] - self.costs)], -1)
         solved = self.factor.solve(self.factor.structure.apply(self.factor.weight * padded))
         return (double - matvec(self.projector.rows.mT, solved)).to(x.dtype)
-
-    def variance(self, cov: Covariance) -> Tensor:
-        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
-        columns = cov.root(eye.reshape(-1, *[1] * (len(self.free.shape) - 1), cov.root_size))
-        return self.apply(columns.expand(-1, *self.shape)).square().sum(0)
 
     def _masked(self, x: Tensor) -> Tensor:
         """0 for variables at their bounds."""

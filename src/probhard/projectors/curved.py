@@ -17,10 +17,10 @@ from torch import Tensor
 
 from probhard.censored import CensoredMarginals
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
-from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.covariance import Covariance, Diagonal
 from probhard.distribution import LocationScale
 from probhard.errors import ParameterError, broadcast
-from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.base import Options, Projector, Solution
 from probhard.projectors.faces import within
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import SLACK, shape_rows
@@ -81,11 +81,7 @@ class CurvedProjector(Projector):
         value = torch.where(free[..., :n], value, point)
         value = within(value, double, lower, upper)
         tangent = MaskedTangent(Local(inner, whole, torch.cat([value, slack], -1), state), free, n)
-        return self._finished(z, value, tangent, state, settled)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
+        return self.parts.finished(z, value, tangent, state.steps, settled, self.local)
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         assert self.parts.nonlinear is not None
@@ -162,18 +158,6 @@ class CurvedProjector(Projector):
         wrong = wrong | ((side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper))
         good = (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY)
         return side, state, found.done & good & ~wrong.any(-1)
-
-    def _finished(
-        self, z: Tensor, value: Tensor, tangent: Differential, state: newton.State, settled: Tensor
-    ) -> Solution:
-        dtype = z.dtype
-        if dtype != torch.float64:
-            value = value.to(dtype)
-            lower, upper = self.parts.bounds(value.detach())
-            value = value + (value.clamp(lower, upper) - value).detach()
-        residual = self.parts.relative_violation(value.detach(), z.detach())
-        converged = settled & (residual <= TOLERANCE[dtype])
-        return Solution(value, tangent, Stats(state.steps, residual, converged, self.local))
 
 
 class Functions:
@@ -304,9 +288,7 @@ class MaskedTangent(Differential):
     def variance(self, cov: Covariance) -> Tensor:
         if isinstance(cov, Diagonal):
             return self._cut(self.inner.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
-        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
-        columns = cov.root(eye.reshape(-1, *[1] * (self.free.dim() - 1), cov.root_size))
-        return self.apply(columns.expand(-1, *self.shape)).square().sum(0)
+        return super().variance(cov)
 
     def _padded(self, x: Tensor) -> Tensor:
         x = torch.where(self.free[..., : self.variables], x.to(torch.float64), 0.0)

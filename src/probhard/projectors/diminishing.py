@@ -16,11 +16,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.covariance import Diagonal
 from probhard.errors import ShapeError
 from probhard.projectors.base import Projector, Solution
 from probhard.projectors.pooled import FieldTangent, Pooling, project_points, rounded, stats_of
-from probhard.tangent import Differential
 
 
 class DiminishingProjector(Projector):
@@ -61,10 +60,6 @@ class DiminishingProjector(Projector):
         lower, upper = (None if x is None else x.unsqueeze(-1) for x in (self.lower, self.upper))
         out = rounded(field, z.dtype, lower, upper).flatten(-2)
         return Solution(out, DiminishingTangent(field, slices), stats)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
 
 class DiminishingTangent(FieldTangent):

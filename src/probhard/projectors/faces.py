@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from probhard.censored import CensoredMarginals
-from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.covariance import Covariance, Diagonal
 from probhard.distribution import LocationScale
 from probhard.errors import InfeasibleError, ProbhardError, broadcast
-from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projectors.base import Options, Projector, Solution, Stats
 from probhard.projectors.diagnosis import check_capacity, empty_set, matrix_of
 from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import joined, lift, linear_costs, right_sides, without_complement
@@ -90,11 +90,9 @@ class FaceProjector(Projector):
             exact = tangent is None or not isinstance(tangent.core, SparseRows)
             return tangent if exact else self._tangent(free, weight, natural, SPREAD)
 
-        return self._finished(z, found, FaceTangent(self, tangent, spread, free), faces)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
+        return self.parts.finished(
+            z, found, FaceTangent(self, tangent, spread, free), faces.steps.reshape(lead), faces.done.reshape(lead)
+        )
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         bad = torch.nonzero(~stats.converged)
@@ -167,16 +165,6 @@ class FaceProjector(Projector):
         system.__dict__ = {**vars(self.system), "held": None}
         return DiagonalTangent(system, Diagonal(torch.where(free, weight, held * natural)))
 
-    def _finished(self, z: Tensor, value: Tensor, tangent: FaceTangent, faces: Faces) -> Solution:
-        dtype, lead = z.dtype, value.shape[:-1]
-        if dtype != torch.float64:  # rounding must not leave the bounds
-            value = value.to(dtype)
-            lower, upper = self.parts.bounds(value.detach())
-            value = value + (value.clamp(lower, upper) - value).detach()
-        residual = self.parts.relative_violation(value.detach(), z.detach())
-        converged = faces.done.reshape(lead) & (residual <= TOLERANCE[dtype])
-        return Solution(value, tangent, Stats(faces.steps.reshape(lead), residual, converged))
-
 
 def censored_laws(parts: Gathered, base: LocationScale, weight: Covariance, options: Options) -> CensoredMarginals:
     """The law projected on the linear equalities, if there are any, its marginals clipped at the bounds."""
@@ -238,9 +226,7 @@ class FaceTangent(Differential):
             return self._cut(rows.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
         if self.rows is None:
             return torch.where(self.free, cov.diagonal(), 0.0)
-        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
-        columns = cov.root(eye.reshape(-1, *[1] * (len(self.free.shape) - 1), cov.root_size))
-        return self.apply(columns).square().sum(0)
+        return super().variance(cov)
 
     def _padded(self, x: Tensor) -> Tensor:
         """Free inputs, auxiliary ones 0."""

@@ -16,6 +16,8 @@ from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.polyhedron import LinearInequality, Monotone
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
 from probhard.errors import ParameterError
+from probhard.projectors.base import TOLERANCE, Solution, Stats
+from probhard.tangent import Differential
 
 Shape = Monotone | TotalVariation | TotalVariationPenalty
 
@@ -61,6 +63,18 @@ class Gathered:
     def polyhedral(self) -> bool:
         """Whether there is nothing curved."""
         return self.nonlinear is None and not (self.curved or self.diminishing or self.programs)
+
+    def finished(
+        self, z: Tensor, value: Tensor, tangent: Differential, steps: Tensor, settled: Tensor, local: bool = False
+    ) -> Solution:
+        """Points in the precision of z, never rounded out of their bounds, with their status."""
+        if z.dtype != value.dtype:
+            value = value.to(z.dtype)
+            lower, upper = self.bounds(value.detach())
+            value = value + (value.clamp(lower, upper) - value).detach()
+        residual = self.relative_violation(value.detach(), z.detach())
+        converged = settled & (residual <= TOLERANCE[z.dtype])
+        return Solution(value, tangent, Stats(steps, residual, converged, local))
 
     def check_batch(self, z: Tensor) -> None:
         """Raise unless the data of the parts broadcasts with points z."""

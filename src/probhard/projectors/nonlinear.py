@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
-from probhard.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.covariance import Covariance, Diagonal
 from probhard.errors import ParameterError, broadcast, checking
 from probhard.projectors.base import TOLERANCE, Options, Projector, Solution, Stats
 from probhard.solvers import newton
@@ -67,10 +67,6 @@ class NonlinearProjector(Projector):
             converged = converged & (residual <= TOLERANCE[torch.float64])
         stats = Stats(state.steps, residual, converged)
         return Solution(value.to(z.dtype), Local(self, point, value, state), stats)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
     def _attached(self, z: Tensor, state: newton.State) -> Tensor:
         """The solution with its gradients in z, in the weight and in the constraint's data."""
@@ -131,9 +127,7 @@ class Local(Differential):
         if self.projector.exact and (small or (torch.is_grad_enabled() and self._needs_gradient(cov))):
             return self._dense_variance(cov)
         if self.projector.exact:
-            eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
-            columns = cov.root(eye.reshape(-1, *[1] * (self.value.dim() - 1), cov.root_size))
-            return self.apply(columns.expand(-1, *self.value.shape)).square().sum(0)
+            return super().variance(cov)
         first = self.projector.first
         if first is None:
             return self.rows.variance(cov)

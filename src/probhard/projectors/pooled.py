@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, LowRank, safe_sqrt
+from probhard.covariance import Covariance, Diagonal, LowRank
 from probhard.errors import ParameterError, ShapeError, broadcast, check_choice
 from probhard.projectors.base import TOLERANCE, Projector, Solution, Stats
 from probhard.tangent import Differential
@@ -276,10 +276,6 @@ class PooledProjector(Projector):
         value, pooled, residual = project_points(self.shape, points, weight, *numbers, self.row)
         stats = stats_of(value, residual, z.dtype)
         return Solution(rounded(value, z.dtype, self.lower, self.upper).flatten(-2), PooledTangent(pooled), stats)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
 
 class FieldTangent(Differential):

@@ -27,7 +27,7 @@ from torch import Tensor
 from probhard.constraints.polyhedron import Monotone, profile_width
 from probhard.constraints.program import ConvexProgram, optional
 from probhard.constraints.variation import TotalVariationPenalty
-from probhard.covariance import Covariance, Dense, Diagonal, safe_sqrt
+from probhard.covariance import Covariance, Dense, Diagonal
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, broadcast, checking
 from probhard.projectors.base import Options, Projector, Solution, Stats
 from probhard.projectors.gathered import Gathered
@@ -94,10 +94,6 @@ class ProgramProjector(Projector):
         converged = solved.to(z.device) & (residual <= ACCEPTED[z.dtype])
         stats = Stats(steps.to(z.device), residual, converged)
         return Solution(value, ProgramTangent(self, point.detach()), stats)
-
-    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        solution = self.solve(z)
-        return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])

@@ -31,9 +31,11 @@ class Differential(ABC):
     def transpose(self, x: Tensor) -> Tensor:
         """``P^T x``, reverse mode."""
 
-    @abstractmethod
     def variance(self, cov: Covariance) -> Tensor:
-        """``diag(P C P^T)``, (*batch, n)."""
+        """``diag(P C P^T)``, (*batch, n); column by column of the root unless there is a better way."""
+        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
+        columns = cov.root(eye.reshape(-1, *[1] * (len(self.shape) - 1), cov.root_size))
+        return self.apply(columns.expand(-1, *self.shape)).square().sum(0)
 
 
 class Tangent(Differential):
