@@ -247,6 +247,10 @@ SETS: dict[str, Set] = {
     "simplex slices": Set(
         lambda: ph.per_slice(ph.Simplex(SLICE_MASSES), (4, 5)), 20, 0.0, A=by_slice(np.ones(5), 4), b=SLICE_MASSES
     ),
+    "known values, non-negative": Set(
+        lambda: ph.LinearEquality(np.eye(6)[[0, 3]], tensor([0.0, 2.0])) & ph.NonNegative(),
+        6, 0.0, A=np.eye(6)[[0, 3]], b=tensor([0.0, 2.0]),
+    ),
     "mass and box": Set(lambda: ph.Conservation(GRID, 1.2) & ph.Box(0.0, 1.0), 7, 0.0, 1.0, GRID[None], 1.2),
     "mass and box per batch": Set(
         lambda: ph.Conservation(GRID, MASSES) & ph.Box(LOW - 1, HIGH + 1),

@@ -66,6 +66,10 @@ class FaceProjector(Projector):
         point, weight, natural, lower, upper, right = self._data(z.to(torch.float64))
         lead = point.shape[:-1]
         n = self.parts.variables
+        if self.system is not None and self.system.core is None and self.system.pins is not None:
+            # Known values are all the rows there are: bounds of width 0.
+            known, pinned = self.system.substitute(point, right)[0], self.system.pins.variable
+            lower, upper = (x.index_copy(-1, pinned, known[..., pinned]) for x in (lower, upper))
         faces = self._faces(point, weight, natural, lower, upper, right)
         side = faces.side.reshape(*lead, -1)
         free = side == 0
@@ -133,7 +137,7 @@ class FaceProjector(Projector):
         self, point: Tensor, weight: Tensor, natural: Tensor, lower: Tensor, upper: Tensor, right: Tensor
     ) -> Faces:
         size = point.shape[-1]
-        if self.system is None:
+        if self.system is None or self.system.core is None:
             side = (point > upper).to(torch.int8) - (point < lower).to(torch.int8)
             side = torch.where(lower == upper, torch.ones_like(side), side)
             count = torch.ones(point.shape[:-1], dtype=torch.int64, device=point.device)
