@@ -173,7 +173,7 @@ class ConstrainedModel(nn.Module):
             return scores.SCORES[self.method.score](predicted, target, mask=mask)
         samples = predicted.rsample((draws,))
         if self.method.score == "crps":
-            return scores.crps_ensemble(samples, target, mask=mask)
+            return scores.crps_ensemble(samples, target, mask=mask, estimator="fair")
         quantiles = scores.sample_quantiles(samples, scores.LEVELS)
         return scores.quantile_loss(quantiles, target, scores.LEVELS, mask=mask).mean(0)
 
