@@ -1,162 +1,228 @@
 """Equations with exact solutions and known mass (paper, section "Enforcing Conservation Laws in PDEs").
 
-    d/dt (integral of u over x) = flux in - flux out,     so that     integral of u(t, x) = mass(parameter, t).
+| problem      | equation                 | parameter         | solution                   | mass                    |
+|--------------|--------------------------|-------------------|----------------------------|-------------------------|
+| Heat         | u_t = k u_xx             | k in [1, 5]       | exp(-k t) sin x            | 0                       |
+| PorousMedium | u_t = (u^m u_x)_x        | m in [2, 3]       | (m relu(t - x))^(1/m)      | (m t)^(1+1/m) / (m+1)   |
+| Stefan       | u_t = (1[u >= u*] u_x)_x | u* in [0.6, 0.65] | 1 - c erf(x / (2 sqrt t)), | 2 c sqrt(t / pi),       |
+|              |                          |                   | 0 from alpha sqrt(t) on    | while alpha sqrt(t) < 1 |
+| Advection    | u_t + beta u_x = 0       | beta in [1, 2]    | 1[x <= 1/2 + beta t]       | min(1/2 + beta t, 1)    |
+| Burgers      | u_t + (u^2 / 2)_x = 0    | a in [0.5, 1.5]   | a ramp; from t = 1/(2a) on | a (1/4 + a t / 2)       |
+|              |                          |                   | a 1[x <= 1/4 + a t / 2]    |                         |
 
-| problem       | equation            | parameter   | solution                   | mass                      |
-|---------------|---------------------|-------------|----------------------------|---------------------------|
-| PorousMedium  | u_t = (u^m u_x)_x   | m in [2, 3] | (m relu(t - x))^(1/m)      | (m t)^(1 + 1/m) / (m + 1) |
-
-A field has nt slices of nx points; flattened time-major it is an event of n = nt * nx variables.
+All but the heat equation, on [0, 2 pi], live on [0, 1], and are fronts that fall in x. Stefan has
+``c = (1 - u*) / erf(alpha / 2)`` and ``(1 - u*) / sqrt(pi) = u* r erf(r) exp(r^2)`` for ``r = alpha / 2``, which is the
+condition of Rankine and Hugoniot at its front. The paper's laws of Stefan and advection are those of a domain without
+a right end.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
-from probhard.constraints.conservation import Conservation, trapezoid_weights
-from probhard.constraints.slices import per_slice
-from probhard.errors import ParameterError, checking
+from probhard.errors import check_choice
+from probhard.pde.base import Problem, Split
 
-STRIDE = 5  # every fifth of the time points is kept, and never the last
+__all__ = ["PROBLEMS", "Advection", "Burgers", "Heat", "PorousMedium", "Problem", "Split", "Stefan"]
+
+LAWS = ("exact", "paper")
+NEWTON_STEPS = 40  # for any threshold: 5 are enough from 0.6 to 0.65, 29 at 1e-12 and at 1 - 1e-15
+RAMP = 0.5  # where the falling ramp of Burgers' initial value ends
 
 
 @dataclass(frozen=True)
-class Problem(ABC):
-    """A family of exact solutions u(t, x; parameter) on a fixed grid; t runs over [0, 1).
+class Heat(Problem):
+    """The heat equation ``u_t = k u_xx`` with a sine as initial value: smooth, periodic, decaying."""
 
-    A subclass gives ``solution`` and ``mass``, and defaults for the parameter's range and the length of the domain.
+    name: ClassVar[str] = "heat"
 
-    Args:
-        lower, upper: Range of the parameter, positive.
-        length: The domain in x is [0, length].
-        points: Number nx of grid points in x.
-        slices: Number nt of time slices.
-        dtype: Of everything that is computed.
-    """
+    lower: float = 1.0
+    upper: float = 5.0
+    length: float = 2 * math.pi
 
-    lower: float
-    upper: float
-    length: float = 1.0
-    points: int = 100
-    slices: int = 20
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lower <= self.upper < float("inf"):
-            raise ParameterError(
-                f"The parameter's range is [{self.lower}, {self.upper}].",
-                "The exact solutions hold for positive parameters, drawn from an interval.",
-                "Pass 0 < lower <= upper.",
-            )
-        if self.points < 2 or self.slices < 1 or not self.length > 0:
-            raise ParameterError(
-                f"The grid has {self.points} points on [0, {self.length}] and {self.slices} time slices.",
-                "The trapezoid rule needs two points on an interval, and a field one slice.",
-                "Pass points >= 2, slices >= 1 and length > 0.",
-            )
-
-    @cached_property
-    def grid(self) -> Tensor:
-        """Points in x, (nx,)."""
-        return torch.linspace(0, self.length, self.points, dtype=self.dtype)
-
-    @cached_property
-    def times(self) -> Tensor:
-        """Times of the slices, (nt,), from 0 to just before 1."""
-        return torch.linspace(0, 1, STRIDE * self.slices, dtype=self.dtype)[0:-1:STRIDE]
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """Trapezoid weights of the grid, (nx,)."""
-        return trapezoid_weights(self.grid)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape (nt, nx) of a field."""
-        return self.slices, self.points
-
-    @abstractmethod
     def solution(self, parameter: Tensor | float) -> Tensor:
-        """The exact field, (*batch, nt, nx), for parameters (*batch,)."""
+        k, time, place = self._broadcast(parameter)
+        return torch.exp(-k * time) * torch.sin(place)
 
-    @abstractmethod
     def mass(self, parameter: Tensor | float) -> Tensor:
-        """The exact integral over x of every slice, (*batch, nt), for parameters (*batch,)."""
+        k, times = self._in_time(parameter)
+        return torch.exp(-k * times) * (1 - math.cos(self.length))  # 0 on whole periods
 
-    def parameters(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Parameters (count,) drawn uniformly from their range."""
-        if count < 1:
-            raise ParameterError(f"Got count={count}.", "There is nothing to draw.", "Ask for at least one parameter.")
-        device = None if generator is None else generator.device
-        unit = torch.rand(count, generator=generator, dtype=self.dtype, device=device)
-        return self.lower + (self.upper - self.lower) * unit
+    def bounds(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
+        k, time, _ = self._broadcast(parameter)
+        height = torch.ones_like(k * time)  # the maximum principle; how fast the wave decays is for a model to learn
+        return -height, height
 
-    def constraint(self, parameter: Tensor | float) -> Constraint:
-        """Trapezoid mass = exact mass in every slice of a flattened field, n = nt * nx."""
-        return per_slice(self.slice_constraint(parameter), self.shape)
 
-    def slice_constraint(self, parameter: Tensor | float) -> Conservation:
-        """The same law with the slices as batch: for events of nx variables in a batch (*batch, nt)."""
-        mass = self.mass(parameter)
-        return Conservation(self.weights.to(mass.device), mass)
+class _Front(Problem):
+    """A front that falls from a height at the left to 0."""
 
-    def inputs(self, parameter: Tensor | float) -> Tensor:
-        """What a network takes, (*batch, 3, nt, nx): the parameter, t and x, broadcast over the grid."""
-        value, time, place = self._broadcast(parameter)
-        return torch.stack(torch.broadcast_tensors(value, time, place), -3)
+    monotone: ClassVar[str | None] = "decreasing"
 
-    def _value(self, parameter: Tensor | float) -> Tensor:
-        """The parameter as a tensor of this problem's dtype, checked."""
-        value = torch.as_tensor(parameter, dtype=self.dtype)
-        if checking() and not bool(((value > 0) & value.isfinite()).all()):
-            found = value.detach().flatten()
-            bad = found[~((found > 0) & found.isfinite())]
-            raise ParameterError(
-                f"{bad.numel()} of {found.numel()} parameters of {type(self).__name__} are not positive and finite: "
-                f"the first is {float(bad[0]):g}.",
-                "The exact solution is not defined there.",
-                f"Use values like those of .parameters(), in [{self.lower:g}, {self.upper:g}].",
-            )
-        return value
+    def bounds(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
+        value, time, _ = self._broadcast(parameter)
+        height = self._height(value, time)
+        return torch.zeros_like(height), height
 
-    def _broadcast(self, parameter: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-        """Parameter (*batch, 1, 1), time (nt, 1) and place (nx,), ready for a formula on the grid."""
-        value = self._value(parameter)
-        return value[..., None, None], self.times.to(value.device)[:, None], self.grid.to(value.device)
+    def _height(self, value: Tensor, time: Tensor) -> Tensor:
+        """The value at the left, (*batch, nt, 1)."""
+        return torch.ones_like(value * time)
 
 
 @dataclass(frozen=True)
-class PorousMedium(Problem):
+class PorousMedium(_Front):
     """The porous medium equation ``u_t = (u^m u_x)_x``: a front with an infinite slope, moving at speed 1.
 
     The left boundary value is ``(m t)^(1/m)``; the front at x = t stays in the domain, so nothing flows out.
     """
 
+    name: ClassVar[str] = "pme"
+    reach: ClassVar[float] = 1.0
+
     lower: float = 2.0
     upper: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < 1:
-            raise ParameterError(
-                f"The domain of the porous medium equation is [0, {self.length}].",
-                "Its front reaches x = 1, and the mass holds only while it is inside.",
-                "Pass length >= 1.",
-            )
 
     def solution(self, parameter: Tensor | float) -> Tensor:
         m, time, place = self._broadcast(parameter)
         return _power(m * (time - place), 1 / m)
 
     def mass(self, parameter: Tensor | float) -> Tensor:
-        m = self._value(parameter)[..., None]
-        return _power(m * self.times.to(m.device), 1 + 1 / m) / (m + 1)
+        m, times = self._in_time(parameter)
+        return _power(m * times, 1 + 1 / m) / (m + 1)
+
+    def _height(self, value: Tensor, time: Tensor) -> Tensor:
+        return _power(value * time, 1 / value)
+
+
+@dataclass(frozen=True)
+class Stefan(_Front):
+    """The Stefan problem: heat that spreads only where ``u >= u*``, behind a jump from u* to 0 at ``alpha sqrt(t)``.
+
+    The left boundary value is 1. For small u* the front leaves the domain before t = 1.
+
+    Args:
+        law: The mass: ``"exact"``, or ``"paper"``, which goes on growing after the front has left.
+    """
+
+    name: ClassVar[str] = "stefan"
+    limit: ClassVar[float] = 1.0
+
+    lower: float = 0.6
+    upper: float = 0.65
+    law: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("law", self.law, LAWS)
+
+    def solution(self, parameter: Tensor | float) -> Tensor:
+        threshold, time, place = self._broadcast(parameter)
+        root, slope = _similarity(threshold)
+        spread = 2 * time.sqrt()
+        behind = place <= root * spread
+        # x = t = 0 is 0 / 0 and belongs to the left boundary
+        profile = 1 - slope * torch.erf(place / spread.clamp(min=torch.finfo(self.dtype).tiny))
+        return torch.where(behind, profile, 0.0)
+
+    def mass(self, parameter: Tensor | float) -> Tensor:
+        threshold, times = self._in_time(parameter)
+        root, slope = _similarity(threshold)
+        spread = 2 * times.sqrt()
+        if self.law == "paper":
+            return slope * spread / math.sqrt(math.pi)
+        # the integral of the profile up to the front or to the end of the domain
+        end = torch.minimum(root, self.length / spread)
+        return spread * (end * (1 - slope * torch.erf(end)) - slope * torch.expm1(-end.square()) / math.sqrt(math.pi))
+
+
+@dataclass(frozen=True)
+class Advection(_Front):
+    """Linear advection ``u_t + beta u_x = 0`` of a step from 1 to 0, at first at x = 1/2; 1 flows in at the left.
+
+    Args:
+        law: The mass: ``"exact"``, or ``"paper"``, which goes on growing after the front has left.
+    """
+
+    name: ClassVar[str] = "advection"
+
+    lower: float = 1.0
+    upper: float = 2.0
+    law: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("law", self.law, LAWS)
+
+    def solution(self, parameter: Tensor | float) -> Tensor:
+        beta, time, place = self._broadcast(parameter)
+        return (place <= 0.5 + beta * time).to(self.dtype)
+
+    def mass(self, parameter: Tensor | float) -> Tensor:
+        beta, times = self._in_time(parameter)
+        front = 0.5 + beta * times
+        return front if self.law == "paper" else front.clamp(max=self.length)
+
+
+@dataclass(frozen=True)
+class Burgers(_Front):
+    """Burgers' equation without viscosity: a ramp from a at x = 0 to 0 at x = 1/2 that steepens into a shock.
+
+    The value a flows in at the left. The ramp spans [a t, 1/2] until it breaks, at t = 1 / (2 a); then the shock moves
+    at a / 2, the mean of both sides. Up to a = 1.5 it stays in the domain.
+    """
+
+    name: ClassVar[str] = "burgers"
+    reach: ClassVar[float] = RAMP
+
+    lower: float = 0.5
+    upper: float = 1.5
+
+    def solution(self, parameter: Tensor | float) -> Tensor:
+        height, time, place = self._broadcast(parameter)
+        gap = RAMP - height * time
+        broken = gap <= 0
+        ramp = ((RAMP - place) / torch.where(broken, 1.0, gap)).clamp(0, 1)
+        shock = (place <= (RAMP + height * time) / 2).to(self.dtype)
+        return height * torch.where(broken, shock, ramp)
+
+    def mass(self, parameter: Tensor | float) -> Tensor:
+        height, times = self._in_time(parameter)
+        return height * ((RAMP + height * times) / 2).clamp(max=self.length)
+
+    def _height(self, value: Tensor, time: Tensor) -> Tensor:
+        return value.expand(torch.broadcast_shapes(value.shape, time.shape))
+
+
+PROBLEMS: dict[str, type[Heat | PorousMedium | Stefan | Advection | Burgers]] = {
+    Heat.name: Heat,
+    PorousMedium.name: PorousMedium,
+    Stefan.name: Stefan,
+    Advection.name: Advection,
+    Burgers.name: Burgers,
+}
+
+
+def _similarity(threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """``alpha / 2`` and c of the Stefan problem, solved in float64, with first derivatives in the threshold."""
+    given = threshold.double()
+
+    def step(root: Tensor) -> Tensor:
+        # the front's condition over exp(r^2): otherwise steps overflow at small thresholds
+        decay, error = torch.exp(-root.square()) / math.sqrt(math.pi), torch.erf(root)
+        balance = given * root * error - (1 - given) * decay
+        return root - balance / (given * error + 2 * root * decay)
+
+    with torch.no_grad():
+        root = torch.ones_like(given)
+        for _ in range(NEWTON_STEPS):
+            root = step(root)
+    root = step(root)  # at the solution, the derivative of a Newton step is the solution's own
+    return root.to(threshold.dtype), ((1 - given) / torch.erf(root)).to(threshold.dtype)
 
 
 def _power(base: Tensor, exponent: Tensor) -> Tensor:
