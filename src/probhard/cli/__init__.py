@@ -1,0 +1,53 @@
+"""The command line, ``probhard COMMAND``: one file per command, one line here that adds it.
+
+Exit status: 0, 2 for a request that cannot be served (its message on stderr), 130 after Ctrl-C; commands add their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from probhard import __version__
+from probhard.cli.demo import demo
+from probhard.cli.project import project
+from probhard.errors import MissingExtraError, ProbhardError
+
+REFUSED = 2
+
+app = typer.Typer(
+    name="probhard",
+    help="Probabilistic models that obey hard constraints.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(demo)
+app.command()(project)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"probhard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Options of the command itself."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    try:
+        typer.main.get_command(app).main(arguments, prog_name="probhard")
+    except SystemExit as end:
+        return int(end.code or 0)
+    except (ProbhardError, MissingExtraError) as error:
+        print(f"probhard: {error}", file=sys.stderr)
+        return REFUSED
+    return 0

@@ -1,0 +1,31 @@
+"""``probhard demo``: every method on one small network, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+INTERRUPTED = 130  # what a shell expects after Ctrl-C
+
+
+def demo(
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the picture and the numbers.")] = Path(
+        "demo-output"
+    ),
+    epochs: Annotated[
+        int | None, typer.Option(help="Training epochs per method; default: 120, with --quick 10.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of data, weights and draws.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few seconds: little data, a tiny network, rough results.")
+    ] = False,
+) -> None:
+    """Compare every method on a small network (a minute)."""
+    from probhard import demo  # here, so that --help needs no plotting library
+
+    epochs = epochs if epochs is not None else 10 if quick else demo.EPOCHS
+    rows = demo.run(output, epochs, seed, size=demo.QUICK if quick else demo.FULL)
+    if len(rows) < len(demo.NAMES):
+        raise typer.Exit(INTERRUPTED)
