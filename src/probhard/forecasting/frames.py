@@ -1,0 +1,301 @@
+"""Long frames, one row per series and stamp, to tables of series and back; pandas and polars alike.
+
+A frame holds either the bottom series with their key columns, or all nodes by name together with Nixtla's ``S_df`` and
+``tags``. Stamps become periods, absent rows NaN (or 0, or an error); what cannot be read in one way only is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import narwhals as nw
+import numpy as np
+
+from probhard.constraints import Hierarchy
+from probhard.errors import ParameterError, ShapeError, check_choice
+from probhard.forecasting.data import HierarchicalData, require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # years, weeks, days
+
+
+def from_frame(
+    frame: Any,
+    keys: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    *,
+    S: Any = None,
+    tags: Mapping[str, Sequence[str]] | None = None,
+    id_col: str = "unique_id",
+    time_col: str = "ds",
+    target_col: str = "y",
+    freq: str | None = None,
+    on_gap: str = "mask",
+    nonnegative: bool = False,
+    coherence: str = "check",
+    season: int | None = None,
+    **options: Any,
+) -> HierarchicalData:
+    """Read a long frame: ``keys`` from coarse to fine for bottom rows, or ``S`` and/or ``tags`` for named nodes.
+
+    Keys may also be the levels themselves, as in ``Hierarchy.from_frame``. ``on_gap`` says what an absent bottom row
+    means: ``"mask"`` not observed, ``"zero"`` nothing happened, ``"refuse"`` an error (also for NaN). ``coherence``,
+    horizon and name are as in ``HierarchicalData.from_matrix``; ``season`` follows from the frequency unless given.
+    """
+    check_choice("on_gap", on_gap, ("mask", "zero", "refuse"))
+    table = nw.from_native(frame, eager_only=True)
+    if keys is not None:
+        table, hierarchy, labels = _keyed(table, keys)
+    else:
+        _check_columns(table, [id_col])
+        hierarchy, labels = _named(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
+    _check_columns(table, [time_col, target_col])
+    periods = _periods(table.get_column(time_col), freq)
+    index = require("pandas", "from_frame").period_range(periods.min(), periods.max())
+    values = _spread(labels, periods, _numbers(table.get_column(target_col)), hierarchy, index, on_gap)
+    if nonnegative and (values < 0).any():
+        row, column = np.argwhere(values < 0)[0]
+        raise ParameterError(
+            f"Series {_name(hierarchy, column)!r} is {values[row, column]:.6g} at {index[row]}.",
+            "Non-negative forecasts cannot follow a history below zero.",
+            "Correct the value, or do not ask for non-negativity.",
+        )
+    if season is None:
+        season = max(1, SEASONS.get(re.sub(r"^\d+|-.*$", "", index.freqstr), 1) // index.freq.n)
+    return HierarchicalData.from_matrix(values, hierarchy, index, coherence=coherence, season=season, **options)
+
+
+def to_long(
+    values: np.ndarray | Mapping[str, np.ndarray],  # (T, n), or several by column name
+    names: Sequence[str],
+    index: pd.PeriodIndex,
+    like: Any = None,
+    id_col: str = "unique_id",
+    time_col: str = "ds",
+    target_col: str = "y",
+) -> Any:
+    """A long frame, series by series, with the library, stamp type and stamp position (start or end) of ``like``.
+
+    Without ``like`` it is a pandas frame with the starts of the periods. Stamps carry no time zone.
+    """
+    pandas = require("pandas", "to_long")
+    columns = values if isinstance(values, Mapping) else {target_col: values}
+    for column, array in columns.items():
+        if np.shape(array) != (len(index), len(names)):
+            raise ShapeError(
+                f"{column!r} has shape {np.shape(array)}; there are {len(index)} periods and {len(names)} names.",
+                "Rows are periods and columns are series.",
+                "Select one draw, or transpose.",
+            )
+    table = None if like is None else nw.from_native(like, eager_only=True)
+    model = table.get_column(time_col) if table is not None and time_col in table.columns else None
+    stamps = index.to_timestamp()
+    if model is not None and len(model) and re.match(r"\d*[YAQMW]", index.freqstr):
+        first = _stamps(model.head(1))
+        if not isinstance(first, pandas.PeriodIndex):
+            end = first.to_period(index.freqstr).to_timestamp(how="end").normalize()
+            stamps = index.to_timestamp(how="end").normalize() if end.equals(first) else stamps
+    content = {
+        id_col: np.repeat(np.asarray(names, dtype=object), len(index)).tolist(),
+        time_col: np.tile(stamps.to_numpy(), len(names)),
+        **{column: np.asarray(array, dtype=np.float64).T.ravel() for column, array in columns.items()},
+    }
+    library = pandas if table is None else nw.get_native_namespace(table)
+    long = nw.from_native(library.DataFrame(content), eager_only=True)
+    if model is not None and model.dtype in (nw.Date, nw.Datetime) and not getattr(model.dtype, "time_zone", None):
+        long = long.with_columns(nw.col(time_col).cast(model.dtype))
+    return long.to_native()
+
+
+def _check_columns(table: Any, needed: Sequence[str]) -> None:
+    missing = [column for column in needed if column not in table.columns]
+    if missing:
+        raise ParameterError(
+            f"The frame has no column {missing[0]!r}.",
+            "Series, stamps and values are read from columns.",
+            f"Name it with id_col, time_col, target_col or keys; there are {list(table.columns)}.",
+        )
+
+
+def _keyed(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -> tuple[Any, Hierarchy, list[str]]:
+    """The hierarchy of key columns, a total above them, and every row's label."""
+    levels = [[key] if isinstance(key, str) else list(key) for key in keys]
+    _check_columns(table, [key for level in levels for key in level])
+    if all(isinstance(key, str) for key in keys):
+        path = [level[0] for level in levels]
+        if len(path) == 1 or table.get_column(path[0]).n_unique() > 1:
+            top = next(name for name in ("total", "all", "everything") if name not in table.columns)
+            table, path = table.with_columns(nw.lit("Total").alias(top)), [top, *path]
+        levels = [path[: i + 1] for i in range(len(path))]
+    hierarchy = Hierarchy.from_frame(table.to_native(), levels)
+    parts = zip(*(map(str, table.get_column(key).to_list()) for key in levels[-1]))
+    return table, hierarchy, ["/".join(part) for part in parts]
+
+
+def _named(S: Any, tags: Mapping[str, Sequence[str]] | None, id_col: str) -> Hierarchy:
+    """The hierarchy of Nixtla's ``S_df`` (dense or ``SMatrix``) and tags, or of an array whose rows the tags name."""
+    if S is None:
+        if tags is None:
+            raise ParameterError(
+                "Neither keys nor S nor tags were given.",
+                "They say which series add up to which.",
+                "Pass keys=['state', 'region'], or S_df and tags as hierarchicalforecast's aggregate returns them.",
+            )
+        return Hierarchy.from_tags(tags)
+    if hasattr(S, "to_csr"):
+        matrix, rows, columns = S.to_csr(), list(map(str, S.row_labels)), list(map(str, S.col_labels))
+    elif hasattr(S, "columns"):
+        summation = nw.from_native(S, eager_only=True)
+        labelled = id_col in summation.columns
+        rows = [str(v) for v in (summation.get_column(id_col).to_list() if labelled else getattr(S, "index", []))]
+        summation = summation.drop(id_col) if labelled else summation
+        matrix, columns = summation.to_numpy(), [str(column) for column in summation.columns]
+    else:
+        return Hierarchy.from_tags(tags, S) if tags is not None else Hierarchy(S)
+    place, bottoms = {row: i for i, row in enumerate(rows)}, set(columns)
+    absent = [column for column in columns if column not in place]
+    if absent:
+        raise ParameterError(
+            f"The bottom series {absent[0]!r} has no row of its own in S.",
+            "Rows of S are all series, columns the bottom ones.",
+            f"Give every column of S a row of the same name in the column {id_col!r}.",
+        )
+    names = [row for row in rows if row not in bottoms] + columns
+    return Hierarchy(matrix[[place[name] for name in names]], names=names, tags=tags)
+
+
+def _name(hierarchy: Hierarchy, column: int) -> str:
+    return str(column) if hierarchy.names is None else hierarchy.names[column]
+
+
+def _numbers(column: Any) -> np.ndarray:
+    if not column.dtype.is_numeric():
+        raise ParameterError(
+            f"The column {column.name!r} holds {column.dtype}, not numbers.",
+            "Values are summed.",
+            "Convert it, for instance decimal commas to points.",
+        )
+    return np.asarray(column.cast(nw.Float64).to_numpy(), dtype=np.float64)
+
+
+def _spread(
+    labels: Sequence[str],
+    periods: pd.PeriodIndex,
+    values: np.ndarray,
+    hierarchy: Hierarchy,
+    index: pd.PeriodIndex,
+    on_gap: str,
+) -> np.ndarray:
+    """The table (T, n) of all nodes from rows, with every bottom series present."""
+    position = {_name(hierarchy, i): i for i in range(hierarchy.variables)}
+    unknown = [label for label in labels if label not in position]
+    if unknown:
+        raise ParameterError(
+            f"Series {unknown[0]!r} is not in the hierarchy.",
+            "Its values would be lost.",
+            "Add it to S or tags, or leave out its rows.",
+        )
+    row, column = index.get_indexer(periods), np.array([position[label] for label in labels])
+    count = np.zeros((len(index), hierarchy.variables), dtype=np.int64)
+    np.add.at(count, (row, column), 1)
+    if (count > 1).any():
+        at, series = np.argwhere(count > 1)[0]
+        raise ParameterError(
+            f"Series {_name(hierarchy, series)!r} has {count[at, series]} rows for {index[at]}.",
+            "Which one is meant, or whether to add them, is not known.",
+            "Sum or drop the repeated rows, or name the frequency with freq=... if stamps are finer.",
+        )
+    table = np.full(count.shape, np.nan)
+    table[row, column] = values
+    bottom = slice(hierarchy.aggregates, None)
+    if on_gap == "zero":
+        table[:, bottom] = np.where(count[:, bottom] == 0, 0.0, table[:, bottom])
+    missing = np.isnan(table[:, bottom])
+    empty = np.flatnonzero(missing.all(0))
+    if len(empty) or (on_gap == "refuse" and missing.any()):
+        at, series = (0, empty[0]) if len(empty) else np.argwhere(missing)[0]
+        where = "at any time" if len(empty) else f"at {index[at]}"
+        raise ParameterError(
+            f"Series {_name(hierarchy, hierarchy.aggregates + series)!r} has no value {where}.",
+            "There is nothing to learn from." if len(empty) else "Gaps were to be refused.",
+            "Leave out the series." if len(empty) else "Fill it, or pass on_gap='mask' or on_gap='zero'.",
+        )
+    return table
+
+
+def _periods(column: Any, freq: str | None) -> pd.PeriodIndex:
+    """The periods of stamps, of a given frequency or of the coarsest that tells them apart."""
+    pandas = require("pandas", "from_frame")
+    if len(column) == 0 or column.is_null().any():
+        row = int(np.argmax(column.is_null().to_numpy())) if len(column) else 0
+        raise ParameterError(
+            f"Row {row} has no stamp in {column.name!r}.", "Its value has no place in time.", "Fill or drop the row."
+        )
+    if freq is not None:
+        from probhard.forecasting.seasons import period_frequency  # it needs pandas
+
+        freq = period_frequency(freq)
+        if column.dtype.is_integer() and freq.startswith("Y"):
+            column = column.cast(nw.String)
+    stamps = _stamps(column)
+    if isinstance(stamps, pandas.PeriodIndex):
+        return stamps
+    return stamps.to_period(freq or _infer(stamps.unique().sort_values()))
+
+
+def _infer(stamps: pd.DatetimeIndex) -> str:
+    """The frequency of sorted stamps, from the greatest common divisor of their distances."""
+    if len(stamps) < 2:
+        raise ParameterError(
+            f"All rows have the stamp {stamps[0]}.", "Two are needed to see a frequency.", "Pass freq=..., such as 'M'."
+        )
+    midnight = (stamps == stamps.normalize()).all()
+    if midnight and (stamps.is_month_end.all() or len(set(stamps.day)) == 1):
+        months = int(np.gcd.reduce(np.diff(12 * stamps.year.to_numpy() + stamps.month.to_numpy())))
+        return "Y" if months % 12 == 0 else "Q" if months % 3 == 0 else "M"
+    seconds = int(np.gcd.reduce(np.diff(stamps.to_numpy().astype("datetime64[s]").astype(np.int64))))
+    if midnight:
+        return "D" if seconds % (7 * 86400) else f"W-{stamps[0].day_name()[:3].upper()}"
+    size, unit = (3600, "h") if seconds % 3600 == 0 else (60, "min") if seconds % 60 == 0 else (1, "s")
+    return unit if seconds <= size else f"{seconds // size}{unit}"
+
+
+def _stamps(column: Any) -> Any:
+    """Stamps as a DatetimeIndex without time zone, quarters as a PeriodIndex."""
+    pandas = require("pandas", "from_frame")
+    if isinstance(getattr(column.to_native(), "dtype", None), pandas.PeriodDtype):
+        return pandas.PeriodIndex(column.to_native())
+    if column.dtype in (nw.Date, nw.Datetime):
+        return pandas.DatetimeIndex(pandas.to_datetime(column.to_list())).tz_localize(None)  # the clock on the wall
+    if column.dtype.is_numeric():
+        raise ParameterError(
+            f"The stamps {column.name!r} are numbers such as {column[0]}.",
+            "Which dates they stand for is not known.",
+            "Convert them to dates; years are read with freq='Y'.",
+        )
+    texts = pandas.Series([str(v).strip() for v in column.to_list()])
+    if texts.str.fullmatch(r"\d{4}[- ]?Q[1-4]").all():
+        return pandas.PeriodIndex(texts.str.replace(r"[- ]", "", regex=True), freq="Q")
+    parsed = [pandas.to_datetime(texts, format="ISO8601", errors="coerce")]
+    if parsed[0].isna().any():
+        plain = texts.str.replace(r"[.-]", "/", regex=True)
+        parsed += [pandas.to_datetime(plain, format=f, errors="coerce") for f in ("%d/%m/%Y", "%m/%d/%Y")]
+    whole = [stamps for stamps in parsed if not stamps.isna().any()]
+    if len(whole) == 2 and (whole[0] != whole[1]).any():
+        example = texts[int(np.flatnonzero(whole[0] != whole[1])[0])]
+        raise ParameterError(
+            f"The stamp {example!r} can be read as day/month or as month/day.",
+            "All stamps fit both.",
+            "Write dates as YYYY-MM-DD, or pass a column of dates.",
+        )
+    if not whole:
+        row = int(np.flatnonzero(min(parsed, key=lambda stamps: stamps.isna().sum()).isna())[0])
+        raise ParameterError(
+            f"Row {row} has the stamp {texts[row]!r}, which is no date like the others.",
+            "Dates in several forms are read wrongly without notice.",
+            "Write all dates as YYYY-MM-DD, or pass a column of dates.",
+        )
+    return pandas.DatetimeIndex(whole[0]).tz_localize(None)
