@@ -33,16 +33,18 @@ class Step:
         covariance: As in ``DPPL``.
         draws: Score this many projected draws instead of the projected parameters, if not 0.
         linear_only: Use only the linear part of the constraint.
+        on_failure: As in ``DPPL``; ``"flag"`` lets training go on where a nonlinear projection fails.
     """
 
     metric: str | Metric | None = None
     covariance: str = "auto"
     draws: int = 0
     linear_only: bool = False
+    on_failure: str = "raise"
 
     def layer(self) -> DPPL | None:
         """The projection layer of this step, or None."""
-        return None if self.metric is None else DPPL(self.metric, self.covariance)
+        return None if self.metric is None else DPPL(self.metric, self.covariance, on_failure=self.on_failure)
 
 
 NOTHING = Step()

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 import typer
 
 from probhard import __version__
+from probhard.cli.bench import bench
 from probhard.cli.demo import demo
+from probhard.cli.predict import predict
 from probhard.cli.project import project
+from probhard.cli.train import train
 from probhard.errors import MissingExtraError, ProbhardError
 
 REFUSED = 2
@@ -25,7 +28,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo)
+app.command()(bench)
 app.command()(project)
+app.command()(train)
+app.command()(predict)
 
 
 def _version(asked: bool) -> None:

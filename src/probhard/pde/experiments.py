@@ -1,0 +1,353 @@
+"""The paper's tables of PDE surrogates: every method on every problem, trained and measured alike.
+
+A job trains one network and measures all that can be made of it: the unconstrained network also serves the methods that
+act at inference only. Figures are plain means over the grid points of 100 test fields: mse and crps; ce_mean, the mean
+over fields of the summed absolute residuals of the mean; ce_draws, the largest absolute residual of all draws.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probhard import score as scores
+from probhard.constraints import Box, NonNegative, TotalVariationDiminishing, TotalVariationPenalty, per_slice
+from probhard.constraints.base import Constraint
+from probhard.distribution import LocationScale
+from probhard.grid import Grid
+from probhard.method import METHODS, PENALTIES, Method, Step
+from probhard.model import Batch, ConstrainedModel
+from probhard.pde.base import Problem
+from probhard.pde.laws import known_values, porous_medium_law
+from probhard.pde.operators import VarianceNO
+from probhard.pde.problems import PROBLEMS, PorousMedium
+from probhard.projection import Projected
+from probhard.records import Records
+from probhard.training import Schedule, fit
+
+DRAWS, CHUNK = 100, 10  # draws per field, and fields measured at a time
+TRAINING_DRAWS = 8  # where there is no closed form to train on
+PROFILE = 10  # the slice that the paper's figures show, t = 0.505
+VARIATION = 1e-3  # weight of the total variation penalty, in target units times the grid's spacing
+KEYS = ("problem", "method", "score", "seed", "epochs")
+
+Rule = Callable[[Problem, Tensor], Constraint]
+
+
+def _law(problem: Problem, parameter: Tensor) -> Constraint:
+    assert isinstance(problem, PorousMedium)
+    return porous_medium_law(problem, parameter)
+
+
+def _known(problem: Problem, parameter: Tensor) -> Constraint:
+    assert isinstance(problem, PorousMedium)
+    return known_values(problem, parameter)
+
+
+RULES: dict[str, Rule] = {
+    "mass": lambda problem, parameter: problem.constraint(parameter),
+    "physics": lambda problem, parameter: problem.physics(parameter),
+    "known": _known,
+    "known, positive": lambda problem, parameter: _known(problem, parameter) & NonNegative(),
+    "flux": _law,
+    "flux, positive": lambda problem, parameter: _law(problem, parameter) & NonNegative(),
+    "variation": lambda problem, parameter: per_slice(TotalVariationPenalty(VARIATION) & Box(0.0, 1.0), problem.shape),
+    "diminishing": lambda problem, parameter: TotalVariationDiminishing(problem.shape) & Box(0.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a method, and the name of the rule that it is to obey."""
+
+    method: Method
+    rule: str = "mass"
+
+    @property
+    def reuses_base(self) -> bool:
+        """Whether training is that of the unconstrained network."""
+        return self.method.training == Step() and not self.method.penalty
+
+    @property
+    def exact(self) -> bool:
+        """Whether the closed-form marginals are those of the draws."""
+        return self.rule == "mass" or self.method.inference == Step()
+
+
+def _both(metric: str) -> Method:
+    """Projected in training and at inference; failures are counted, not fatal."""
+    return Method(Step(metric, on_failure="flag"), Step(metric, on_failure="flag"))
+
+
+def _drawn(metric: str) -> Method:
+    """The same where no moments have a closed form: a few projected draws give an unbiased CRPS to train on."""
+    return Method(Step(metric, draws=TRAINING_DRAWS), Step(metric))
+
+
+def _after(metric: str) -> Method:
+    return Method(inference=Step(metric, on_failure="flag"))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, what they are measured against, and the problems they are measured on."""
+
+    name: str
+    law: str  # the rule whose residuals are reported
+    rows: Mapping[str, Row]
+    order: Sequence[str]  # of training
+    problems: Mapping[str, Callable[[], Problem]]
+    profile: float | None = None  # a parameter whose profile is kept for the figure
+    keys: tuple[str, ...] = KEYS
+    scores: tuple[str, ...] = ("crps", "nll")
+
+
+LINEAR = Table(
+    "pde-linear",
+    "mass",
+    {
+        **{name: Row(METHODS[name]) for name in ("base", "softc", "hardc", "probconserv", "probhard-inf")},
+        **{name: Row(METHODS[name]) for name in ("probhard-ob", "probhard-or")},
+        "probhard-physics": Row(_drawn("oblique"), "physics"),
+        "probhard-physics-or": Row(_drawn("orthogonal"), "physics"),
+        "probhard-physics-inf": Row(_after("oblique"), "physics"),
+        "probhard-physics-inf-or": Row(_after("orthogonal"), "physics"),
+    },
+    ("base", "probhard-or", "probhard-ob", "probhard-physics-or", "probhard-physics", "hardc", "softc"),
+    {name: PROBLEMS[name] for name in ("advection", "stefan", "pme", "heat")},
+)
+NONLINEAR = Table(
+    "pde-nonlinear",
+    "flux",
+    {
+        "base": Row(METHODS["base"]),
+        "probconserv": Row(METHODS["probconserv"]),
+        "probhard-inf": Row(_after("oblique"), "flux, positive"),
+        "probhard-inf-or": Row(_after("orthogonal"), "flux, positive"),
+        "probhard-ob": Row(_both("oblique"), "flux, positive"),
+        "probhard-or": Row(_both("orthogonal"), "flux, positive"),
+        # Which part earns the gain:
+        "probhard-inf-known": Row(_after("orthogonal"), "known"),
+        "probhard-inf-known-positive": Row(_after("orthogonal"), "known, positive"),
+        "probhard-inf-flux": Row(_after("orthogonal"), "flux"),
+        "probhard-or-known": Row(_both("orthogonal"), "known"),
+        "probhard-or-known-positive": Row(_both("orthogonal"), "known, positive"),
+        "probhard-or-flux": Row(_both("orthogonal"), "flux"),
+    },
+    ("base", "probhard-or", "probhard-ob", "probhard-or-known-positive", "probhard-or-known", "probhard-or-flux"),
+    {f"pme-{low}-{low + 1}": partial(PorousMedium, float(low), float(low + 1)) for low in (2, 3, 4)},
+    3.88,
+    (*KEYS, "m_range"),
+)
+TVD = Table(
+    "tvd",
+    "mass",
+    {
+        "base": Row(METHODS["base"]),
+        "probconserv": Row(METHODS["probconserv"]),
+        "probhard-tv": Row(_drawn("oblique"), "variation"),
+        "probhard-tvd": Row(_drawn("oblique"), "diminishing"),
+        "probhard-tv-inf": Row(_after("oblique"), "variation"),
+        "probhard-tvd-inf": Row(_after("oblique"), "diminishing"),
+    },
+    ("base", "probhard-tv", "probhard-tvd"),
+    {"advection": PROBLEMS["advection"]},
+    1.5,
+    scores=("crps",),
+)
+TABLES = {table.name: table for table in (LINEAR, NONLINEAR, TVD)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Train one network for a problem and measure every row that can be made of it.
+
+    Args:
+        table: A name in ``TABLES``.
+        problem: One of the table's problems.
+        trained: The row that is trained; ``base`` also gives the rows that act at inference only.
+        score: ``crps`` or ``nll``, of the training loss.
+        seed: Of data, weights and draws.
+        schedule: The same for all rows of a table.
+        sizes: Fields for training, validation and test.
+        network: Options of ``VarianceNO``.
+        compiled: Compile the network first; pays from a few dozen epochs on.
+    """
+
+    table: str
+    problem: str
+    trained: str
+    score: str = "crps"
+    seed: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
+    sizes: tuple[int, int, int] = (160, 40, 100)
+    network: Mapping[str, Any] = field(default_factory=dict)
+    compiled: bool = True
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        return f"{self.problem}-{self.trained}-{self.score}-{self.seed}-{self.schedule.epochs}"
+
+    def expected(self) -> list[dict[str, Any]]:
+        """The keys of the lines that this job gives."""
+        table = TABLES[self.table]
+        problem = table.problems[self.problem]()
+        key: dict[str, Any] = {"problem": problem.name}
+        if "m_range" in table.keys:
+            key["m_range"] = [problem.lower, problem.upper]
+        setting = {"score": self.score, "seed": self.seed, "epochs": self.schedule.epochs}
+        reused = [name for name, row in table.rows.items() if row.reuses_base]
+        names = reused if self.trained == "base" else [self.trained]
+        return [{**key, "method": name, **setting} for name in names]
+
+    def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
+        """Train, measure, and return one line per row."""
+        table, started = TABLES[self.table], time.perf_counter()
+        problem = table.problems[self.problem]()
+        backbone, about = self._train(table, problem, folder, progress)
+        about["seconds"] = time.perf_counter() - started
+        exact = replace(problem, dtype=torch.float64)
+        test = dataset(exact, exact.split(self.seed, *self.sizes).test)
+        backbone.double()
+        lines = []
+        for key in self.expected():
+            row = table.rows[key["method"]]
+            model = ConstrainedModel(backbone, partial(RULES[row.rule], exact), row.method.replace(score=self.score))
+            figures = evaluate(model, exact, RULES[table.law], test, torch.Generator().manual_seed(self.seed))
+            figures["crps"] = figures["crps_marginals" if row.exact else "crps_draws"]
+            line = {**key, **figures, **about}
+            if table.profile is not None and exact.lower <= table.profile <= exact.upper:
+                line["profile"] = profile(model, exact, table.profile)
+            lines.append(line)
+        return lines
+
+    def _train(self, table: Table, problem: Problem, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
+        """The network of the best epoch, for softc also of the best penalty on the validation data."""
+        train, validation, _ = (dataset(problem, part) for part in problem.split(self.seed, *self.sizes))
+        row = table.rows[self.trained]
+        found: list[tuple[float, VarianceNO, dict[str, Any]]] = []
+        for penalty in PENALTIES if row.method.penalty else (0.0,):
+            torch.manual_seed(self.seed)
+            backbone = VarianceNO(**self.network).to(problem.dtype)
+            if self.compiled:
+                backbone.compile()
+            method = row.method.replace(score=self.score, penalty=penalty)
+            model = ConstrainedModel(backbone, partial(RULES[row.rule], problem), method)
+            where = folder / f"{penalty:g}"
+            done = fit(model, train, validation, self.schedule, seed=self.seed, directory=where, progress=progress)
+            assert validation.target is not None
+            with torch.no_grad():
+                quality = float(scores.crps(model.forecast(validation), validation.target).mean())
+            about = {"best_epoch": done.best_epoch, "validation_crps": quality}
+            found.append((quality, backbone, about if not penalty else {**about, "penalty": penalty}))
+        _, backbone, about = min(found, key=lambda one: one[0])
+        return backbone, about
+
+
+def dataset(problem: Problem, parameters: Tensor) -> Batch:
+    """Inputs, flattened exact fields and parameters as one batch."""
+    return Batch(problem.inputs(parameters), problem.solution(parameters).flatten(-2), None, parameters)
+
+
+@torch.no_grad()
+def evaluate(
+    model: ConstrainedModel,
+    problem: Problem,
+    law: Rule,
+    test: Batch,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """The figures of the module's docstring, and more, for a model on test fields.
+
+    crps_marginals is the closed form for mean and variance, exact without inequalities; crps_draws the unbiased
+    estimate from the draws. mse_free leaves out slices on which mass and bounds leave a single point. covered_90 is the
+    share of targets in the central 90 % of the draws, infeasible the share of draws that the projection flagged.
+    """
+    assert test.target is not None
+    total: dict[str, Tensor] = {}
+    largest = torch.tensor(0.0, dtype=torch.float64)
+    for chunk in torch.arange(len(test.target)).split(CHUNK):
+        part = Batch(test.inputs[chunk], test.target[chunk], None, test.context[chunk])
+        assert part.target is not None
+        forecast = model.forecast(part)
+        draws, flagged = _draws(forecast, generator)
+        rows = law(problem, part.context)
+        error = (forecast.mean - part.target).square()
+        free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
+        residuals = rows.residual(draws)
+        largest = torch.maximum(largest, residuals.abs().max())
+        lower, upper = (bound.expand(-1, *problem.shape).flatten(-2) for bound in problem.bounds(part.context))
+        figures = {
+            "mse": error.mean(-1),
+            "crps_marginals": scores.crps(forecast, part.target).mean(-1),
+            "crps_draws": scores.crps_ensemble(draws, part.target, estimator="fair").mean(-1),
+            "ce_mean": rows.residual(forecast.mean).abs().sum(-1),
+            "ce_squares": residuals.square().sum(-1).mean(0),
+            "free_errors": (error * free).sum(-1),
+            "free_points": free.to(error).sum(-1),
+            "covered_90": scores.coverage(draws, part.target).mean(-1),
+            "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
+            "negative": (draws < 0).double().mean((0, -1)),
+            "infeasible": flagged.double().mean(0),
+        }
+        for name, value in figures.items():
+            total[name] = total.get(name, torch.tensor(0.0)) + value.sum()
+    points = float(total.pop("free_points"))
+    free_mse = float(total.pop("free_errors")) / max(points, 1.0)
+    means = {name: float(value) / len(test.target) for name, value in total.items()}
+    return {**means, "mse_free": free_mse, "ce_draws": float(largest)}
+
+
+def _draws(forecast: Projected | LocationScale, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws and whether each of them is flagged as infeasible."""
+    if isinstance(forecast, Projected):
+        solution = forecast.draw((DRAWS,), generator)
+        return solution.value, ~solution.stats.converged
+    draws = forecast.sample((DRAWS,), generator)
+    return draws, torch.zeros(draws.shape[:-1], dtype=torch.bool)
+
+
+@torch.no_grad()
+def profile(model: ConstrainedModel, problem: Problem, parameter: float) -> dict[str, Any]:
+    """One slice of the forecast for a parameter, as the paper's figures show it."""
+    one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
+    forecast = model.forecast(one)
+    draws, _ = _draws(forecast, torch.Generator().manual_seed(0))
+    assert one.target is not None
+    cut = slice(PROFILE * problem.points, (PROFILE + 1) * problem.points)
+    curves = {"exact": one.target[0], "mean": forecast.mean[0], "stddev": draws[:, 0].std(0)}
+    kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
+    return {"parameter": parameter, **kept, "negative": float((draws[:, 0, cut] < 0).double().mean())}
+
+
+def grid(
+    table: str,
+    path: str | os.PathLike[str],
+    epochs: int = 150,
+    seeds: Sequence[int] = (0,),
+    problems: Sequence[str] = (),
+    trained: Sequence[str] = (),
+    objectives: Sequence[str] = ("crps", "nll"),
+    warm_up: int = 0,
+    **options: Any,
+) -> Grid:
+    """All jobs of a table, the most telling first; rows that are trained on draws have a CRPS only."""
+    known = TABLES[table]
+    jobs = [
+        Job(table, problem, row, score, seed, Schedule(epochs, warm_up=0 if row == "base" else warm_up), **options)
+        for seed in seeds
+        for score in known.scores
+        for row in trained or known.order
+        for problem in problems or known.problems
+        if score in objectives and (score == "crps" or not known.rows[row].method.training.draws)
+    ]
+    return Grid(jobs, Records(path, known.keys))

@@ -1,0 +1,220 @@
+"""Neural operators that predict a distribution: a Fourier neural operator with a mean and a variance head.
+
+A Fourier layer keeps the modes |k| <= K of its input, mixes channels mode by mode and adds a pointwise linear map:
+
+    v  <-  activation( F^-1( R(k) F(v)(k) ) + W v )                    (Li et al., 2021; the paper's VarianceNO)
+
+With K far below the grid's size the truncated transform F is cheapest as real matrix products, axis by axis: cosines
+and sines of every axis, then one fixed matrix of size 2^d that combines their products into exp(-i k x) for all signs
+of k. No complex numbers appear, so the network compiles, and prime sizes cost nothing extra.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, pad, softplus
+
+from probhard.covariance import Diagonal
+from probhard.distribution import LocationScale
+from probhard.errors import ParameterError, ShapeError
+
+HEAD = 128  # width of the hidden layer between channels and outputs
+
+
+class FourierLayer(nn.Module):
+    """Mixes channels for every low mode: ``F^-1 R F``.
+
+    The first axis keeps the modes 0 .. K-1 (the field is real), every other axis -K .. K-1.
+
+    Args:
+        width: Channels in and out.
+        modes: K of each of the d axes.
+    """
+
+    combination: Tensor
+    multiplicity: Tensor
+
+    def __init__(self, width: int, modes: Sequence[int]) -> None:
+        super().__init__()
+        self.width, self.modes = width, tuple(modes)
+        self.signs = tuple(itertools.product((1,), *[(1, -1)] * (len(self.modes) - 1)))
+        count = len(self.signs) * math.prod(self.modes)
+        # Rows 0 .. width-1 are the real parts of R, the others its imaginary parts.
+        self.weight = nn.Parameter(torch.rand(count, 2 * width, width) / width**2)
+        self.register_buffer("combination", _combination(self.signs), persistent=False)
+        one_sided = torch.full((self.modes[0], *[1] * (len(self.modes) - 1)), 2.0)
+        one_sided[0] = 1.0  # all but the constant modes of the first axis stand for their conjugates too
+        self.register_buffer("multiplicity", one_sided, persistent=False)
+
+    def forward(self, v: Tensor, inward: Sequence[Tensor], outward: Sequence[Tensor]) -> Tensor:
+        """The layer's output (batch, width, *out), given bases of the points it reads and of those it returns.
+
+        Args:
+            v: Input, (batch, width, *in).
+            inward: Per axis cosines and sines at the input's points, (in, 2 * (K + 1)).
+            outward: The same at the output's points, divided by the period.
+        """
+        return self._synthesis(self._mixed(self._analysis(v, inward)), outward)
+
+    def _analysis(self, v: Tensor, bases: Sequence[Tensor]) -> Tensor:
+        """Real and imaginary parts of the kept modes of v, (count, 2, batch, width)."""
+        batch, axes = v.shape[0], len(self.modes)
+        v = v.flatten(0, 1)
+        for basis in reversed(bases):
+            v = (v @ basis).movedim(-1, 1)
+        v = v.reshape(len(v), *itertools.chain.from_iterable((2, k + 1) for k in self.modes))
+        v = v.permute(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2))  # (batch * width, *2, *K+1)
+        v = self.combination @ v.flatten(1, axes).flatten(2)
+        v = v.unflatten(1, (len(self.signs), 2)).unflatten(-1, [k + 1 for k in self.modes])
+        v = torch.stack([self._kept(v[:, i], i) for i in range(len(self.signs))], 2)
+        return v.flatten(2).unflatten(0, (batch, self.width)).permute(3, 2, 0, 1)
+
+    def _mixed(self, modes: Tensor) -> Tensor:
+        """``R`` times every mode, (count, 2, batch, width), as one real product of stacked parts."""
+        real, imaginary = modes.unbind(1)
+        stacked = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], 1)
+        return (stacked @ self.weight).unflatten(1, (2, modes.shape[2]))
+
+    def _synthesis(self, modes: Tensor, bases: Sequence[Tensor]) -> Tensor:
+        """The real part of the field (batch, width, *out) with these modes, (count, 2, batch, width)."""
+        batch, axes = modes.shape[2], len(self.modes)
+        v = modes.permute(2, 3, 1, 0).flatten(0, 1).unflatten(-1, (len(self.signs), *self.modes)) * self.multiplicity
+        v = torch.stack([self._spread(v[:, :, i], i) for i in range(len(self.signs))], 1)
+        v = self.combination.T @ v.flatten(3).flatten(1, 2)
+        v = v.unflatten(1, (2,) * axes).unflatten(-1, [k + 1 for k in self.modes])  # (batch * width, *2, *K+1)
+        v = v.permute(0, *itertools.chain.from_iterable((1 + a, 1 + axes + a) for a in range(axes)))
+        v = v.reshape(len(v), *[2 * (k + 1) for k in self.modes])
+        for basis in bases:
+            v = v.movedim(1, -1) @ basis.T
+        return v.unflatten(0, (batch, self.width))
+
+    def _kept(self, v: Tensor, index: int) -> Tensor:
+        """The modes of a sign pattern among 0 .. K of every axis: 0 .. K-1 for plus, 1 .. K for minus."""
+        for axis, (sign, k) in enumerate(zip(self.signs[index], self.modes), 2):
+            v = v.narrow(axis, 0 if sign > 0 else 1, k)
+        return v
+
+    def _spread(self, v: Tensor, index: int) -> Tensor:
+        """The modes of a sign pattern, put back among 0 .. K of every axis."""
+        sides = [(0, 1) if sign > 0 else (1, 0) for sign in reversed(self.signs[index])]
+        return pad(v, tuple(itertools.chain.from_iterable(sides)))
+
+
+class VarianceNO(nn.Module):
+    """A Fourier neural operator whose output is a distribution over flattened fields (the paper's VarianceNO).
+
+    Inputs are (batch, channels, *grid), outputs a ``LocationScale`` of batch (batch,) over all grid points, the first
+    axis slowest. Grids may differ from call to call; padding on the right frees the network from being periodic.
+
+    Args:
+        channels: Channels of the input.
+        modes: Modes kept per axis, +-K; one number per axis of the grid.
+        width: Channels inside.
+        layers: Number of Fourier layers.
+        padding: Points added on the right of each axis.
+        dropout: Rate of dropout after each layer; see ``MCDropout``.
+    """
+
+    def __init__(
+        self,
+        channels: int = 3,
+        modes: Sequence[int] = (12, 12),
+        width: int = 32,
+        layers: int = 4,
+        padding: int = 9,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if min((channels, width, layers, *modes), default=0) < 1 or padding < 0 or not 1 <= len(modes) <= 3:
+            raise ParameterError(
+                f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}.",
+                "A neural operator needs at least one of each on a grid of one to three axes.",
+                "Pass positive numbers and one entry of modes per axis.",
+            )
+        self.channels, self.modes, self.width, self.padding = channels, tuple(modes), width, padding
+        self.lift = nn.Linear(channels, width)
+        self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
+        self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2)
+        self.dropout = nn.Dropout(dropout)
+        self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if there is one
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the network; what it returns is wrapped outside. Copies and pickles are not compiled."""
+        self.network = torch.compile(self.moments, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled function cannot be pickled, and a copy that shared it would run with the weights of the original.
+        return {**super().__getstate__(), "network": None}
+
+    def forward(self, inputs: Tensor) -> LocationScale:
+        self._check(inputs)
+        mean, variance = (self.network or self.moments)(inputs).flatten(2).unbind(1)
+        return LocationScale(mean, Diagonal(variance), validate_args=False)
+
+    def moments(self, inputs: Tensor) -> Tensor:
+        """Mean and variance at every point, (batch, 2, *grid)."""
+        grid = inputs.shape[2:]
+        padded = [n + self.padding for n in grid]
+        whole = [_basis(n, n, k, inputs) for n, k in zip(padded, self.modes)]
+        inside = [_basis(points, n, k, inputs) for points, n, k in zip(grid, padded, self.modes)]
+        v = _pointwise(self.lift, inputs)
+        last = len(self.spectral) - 1
+        for index, (spectral, linear) in enumerate(zip(self.spectral, self.pointwise)):
+            # The padding is empty before the first layer and unused after the last one.
+            inward, outward = (inside if index == 0 else whole), (inside if index == last else whole)
+            mixed = spectral(v, inward, [basis / n for basis, n in zip(outward, padded)])
+            if index == 0 < last:
+                v = pad(v, (0, self.padding) * len(grid))
+            if index == last > 0:
+                for axis, n in enumerate(grid, 2):
+                    v = v.narrow(axis, 0, n)
+            v = mixed + _pointwise(cast(nn.Linear, linear), v)
+            if index < last:
+                v = self.dropout(gelu(v))
+        mean, spread = _pointwise(self.head, gelu(_pointwise(self.hidden, v))).unbind(1)
+        return torch.stack([mean, softplus(spread)], 1)
+
+    def _check(self, inputs: Tensor) -> None:
+        grid = tuple(inputs.shape[2:])
+        if len(grid) != len(self.modes) or inputs.shape[1] != self.channels:
+            raise ShapeError(
+                f"The input has shape {tuple(inputs.shape)}.",
+                f"This operator takes {self.channels} channels on a grid of {len(self.modes)} axes.",
+                f"Pass (batch, {self.channels}, *grid).",
+            )
+        if any(n + self.padding < 2 * k for n, k in zip(grid, self.modes)):
+            raise ShapeError(
+                f"The grid {grid} with {self.padding} points of padding is too small for the modes {self.modes}.",
+                "The modes -K .. K-1 are told apart by at least 2 K points.",
+                "Use a finer grid, or build the operator with fewer modes or more padding.",
+            )
+
+
+def _combination(signs: Sequence[Sequence[int]]) -> Tensor:
+    """Real and imaginary parts of exp(-i s.x) from products of cosines (0) and sines (1), (2 * signs, 2^d)."""
+    rows = []
+    for sign in signs:
+        kinds = itertools.product((0, 1), repeat=len(sign))
+        product = [math.prod((-1j * s) ** kind for s, kind in zip(sign, pattern)) for pattern in kinds]
+        rows += [[value.real for value in product], [value.imag for value in product]]
+    return torch.tensor(rows, dtype=torch.get_default_dtype())
+
+
+def _pointwise(linear: nn.Linear, v: Tensor) -> Tensor:
+    """A linear map of the channels at every point: (batch, in, *grid) to (batch, out, *grid)."""
+    mapped = torch.baddbmm(linear.bias[:, None], linear.weight.expand(len(v), -1, -1), v.flatten(2))
+    return mapped.unflatten(-1, v.shape[2:])
+
+
+def _basis(points: int, period: int, modes: int, like: Tensor) -> Tensor:
+    """Cosines and sines of the modes 0 .. K at the first points of a period, (points, 2 * (K + 1))."""
+    x = torch.arange(points, dtype=torch.float64, device=like.device) * (2 * math.pi / period)
+    angle = x[:, None] * torch.arange(modes + 1, dtype=torch.float64, device=like.device)
+    return torch.cat([angle.cos(), angle.sin()], -1).to(like.dtype)

@@ -1,0 +1,177 @@
+"""Result lines as tables and figures, beside the paper's own figures.
+
+Nothing is computed here but means and spreads over seeds: what a table shows is what its file of lines holds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+Line = Mapping[str, Any]
+
+UNITS = {
+    "pde-linear": {"mse": 1e-5, "ce_mean": 1e-3, "ce_draws": 1e-3, "crps": 1e-3},
+    "pde-nonlinear": {"mse": 1e-6, "ce_mean": 1e-3, "ce_draws": 1e-3, "crps": 1e-4},
+    "tvd": {"mse": 1e-5, "ce_mean": 1e-3, "crps": 1e-3, "negative": 1e-2, "outside_bounds": 1e-2},
+}
+TITLES = {
+    "mse": "MSE",
+    "ce_mean": "CE of the mean",
+    "ce_draws": "CE, worst draw",
+    "crps": "CRPS",
+    "negative": "negative values of draws",
+    "outside_bounds": "values beyond bounds",
+    "mse_free": "MSE where free",
+}
+SHOWN = {
+    "pde-nonlinear": ("Porous medium, m = 3.88, t = 0.505", ("base", "probconserv", "probhard-inf", "probhard-or")),
+    "tvd": ("Advection, beta = 1.5, t = 0.505", ("base", "probconserv", "probhard-tv", "probhard-tvd")),
+}
+REUSED = ("probconserv",)  # their seconds are those of the base network
+_LINEAR = ("probhard-ob", "probhard-or", "hardc", "probconserv", "softc", "base")
+_NONLINEAR = ("probhard-ob", "probhard-or", "probhard-inf", "probconserv", "base")
+
+
+def _paper(names: Sequence[str], mse: Sequence[float], crps: Sequence[float]) -> dict[str, tuple[float, float]]:
+    return dict(zip(names, zip(mse, crps)))
+
+
+# MSE and CRPS as printed, in the units above.
+PAPER: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = {
+    ("heat", "crps"): _paper(
+        _LINEAR, (0.036, 0.031, 0.031, 0.027, 0.051, 0.029), (0.304, 0.271, 0.275, 0.392, 0.354, 0.396)
+    ),
+    ("heat", "nll"): _paper(_LINEAR, (0.047, 0.301, 0.090, 1.26, 0.156, 2.01), (0.37, 0.713, 0.452, 4.27, 1.129, 4.39)),
+    ("pme", "crps"): _paper(_LINEAR, (9.59, 9.01, 8.87, 8.80, 8.19, 7.95), (2.01, 1.80, 1.785, 2.03, 2.07, 2.02)),
+    ("pme", "nll"): _paper(_LINEAR, (6.16, 11.08, 10.55, 10.5, 7.36, 8.13), (2.65, 1.80, 1.667, 2.49, 2.44, 2.43)),
+    ("advection", "crps"): _paper(_LINEAR, (131, 88.1, 104, 134, 148, 149), (4.19, 2.94, 3.24, 3.88, 3.96, 3.98)),
+    ("advection", "nll"): _paper(_LINEAR, (262, 311, 458, 277, 599, 605), (7.03, 8.67, 11.2, 7.90, 9.70, 10.1)),
+    ("stefan", "crps"): _paper(_LINEAR, (186, 395, 394, 303, 432, 425), (7.52, 14.1, 14.4, 7.85, 9.88, 9.51)),
+    ("stefan", "nll"): _paper(_LINEAR, (207, 433, 433, 273, 429, 425), (7.85, 14.7, 14.5, 8.33, 10.1, 10.2)),
+    ("pme", (2, 3), "crps"): _paper(_NONLINEAR, (5.04, 9.38, 78.2, 88.5, 80.3), (8.65, 11.3, 19.0, 20.7, 20.8)),
+    ("pme", (3, 4), "crps"): _paper(_NONLINEAR, (296, 3.19, 158, 185, 162), (11.2, 7.10, 22.6, 24.7, 23.7)),
+    ("pme", (4, 5), "crps"): _paper(_NONLINEAR, (425, 1.59, 280, 277, 199), (10.8, 5.62, 23.3, 25.4, 27.2)),
+    ("pme", (2, 3), "nll"): _paper(_NONLINEAR, (107, 43.5, 86.1, 94.5, 89.2), (18.9, 14.8, 33.0, 36.7, 37.1)),
+    ("pme", (3, 4), "nll"): _paper(_NONLINEAR, (471, 135, 200, 276, 202), (16.9, 11.2, 30.4, 35.1, 48.5)),
+    ("pme", (4, 5), "nll"): _paper(_NONLINEAR, (717, 206, 332, 620, 342), (19.9, 9.36, 32.4, 41.3, 35.9)),
+}
+
+
+def write(folder: Path, table: str, lines: Sequence[Line]) -> list[Path]:
+    """Write the table as Markdown and, where there are profiles, the figure; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{table}.md"
+    page.write_text(render(table, lines))
+    if table not in SHOWN:
+        return [page]
+    title, methods = SHOWN[table]
+    return [page, *profiles(folder / f"{table}.png", lines, title, methods)]
+
+
+def render(table: str, lines: Sequence[Line]) -> str:
+    """All lines of a table as Markdown, one part per problem, score and number of epochs."""
+    parts: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        span = (tuple(map(int, line["m_range"])),) if "m_range" in line else ()
+        parts.setdefault((line["problem"], *span, line["score"], line["epochs"]), []).append(line)
+    hours = (
+        sum(line["seconds"] for line in lines if not line["method"].startswith(REUSED) and "-inf" not in line["method"])
+        / 3600
+    )
+    head = [
+        f"# Table {table}",
+        "",
+        f"Rendered by `probhard bench {table} --render` from `{table}.jsonl`: {len(lines)} lines, {hours:.1f} hours of",
+        "one thread. Means over seeds, +- population standard deviation. Rows are sorted by CRPS.",
+        "",
+    ]
+    return "\n".join([*head, *(_part(table, key, parts[key]) for key in sorted(parts, key=str))])
+
+
+def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
+    units = dict(UNITS[table])
+    if any(line.get("mse_free", line["mse"]) > 1.2 * line["mse"] for line in lines):
+        units["mse_free"] = units["mse"]  # some slices leave one point only
+    paper = PAPER.get(key[:-1], {})
+    seeds = sorted({line["seed"] for line in lines})
+    what = ", ".join([key[0], *(f"m in [{a}, {b}]" for a, b in key[1:-2])])
+    head = [f"{TITLES[name]} ({_unit(unit)})" for name, unit in units.items()]
+    if paper:
+        head += ["paper's MSE", "paper's CRPS"]
+    text = [
+        f"### {what}; trained with {key[-2]}, {key[-1]} epochs, seeds {', '.join(map(str, seeds))}",
+        "",
+        f"| method | {' | '.join(head)} |",
+        f"|---|{'---|' * len(head)}",
+    ]
+    for method in sorted({line["method"] for line in lines}, key=lambda name: _mean(lines, name, "crps")):
+        cells = [_cell(lines, method, name, unit) for name, unit in units.items()]
+        if paper:
+            cells += [f"{value:g}" for value in paper[method]] if method in paper else ["", ""]
+        text.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join([*text, ""])
+
+
+def _values(lines: Sequence[Line], method: str, name: str) -> list[float]:
+    return [float(line[name]) for line in lines if line["method"] == method and line.get(name) is not None]
+
+
+def _mean(lines: Sequence[Line], method: str, name: str) -> float:
+    return statistics.fmean(_values(lines, method, name) or [float("inf")])
+
+
+def _cell(lines: Sequence[Line], method: str, name: str, unit: float) -> str:
+    values = [value / unit for value in _values(lines, method, name)]
+    if not values:
+        return ""
+    centre = statistics.fmean(values)
+    text = f"{centre:.1e}" if 0 < abs(centre) < 1e-3 else f"{centre:.3g}"
+    return text if len(values) == 1 else f"{text} +- {statistics.pstdev(values):.2g}"
+
+
+def _unit(unit: float) -> str:
+    return "%" if unit == 1e-2 else f"{unit:.0e}".replace("e-0", "e-")
+
+
+def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[str]) -> list[Path]:
+    """Mean and 3 standard deviations near the front, one panel per method; nothing if the lines hold no profile."""
+    found = {line["method"]: line["profile"] for line in lines if "profile" in line and line["score"] == "crps"}
+    shown = [method for method in methods if method in found]
+    if not shown:
+        return []
+    figure = Figure(figsize=(3.4 * len(shown), 6.4), dpi=110, layout="constrained")
+    axes = figure.subplots(2, len(shown), squeeze=False, sharey="row")
+    for column, method in enumerate(shown):
+        curve = found[method]
+        exact, mean, spread = curve["exact"], curve["mean"], curve["stddev"]
+        grid = [index / (len(exact) - 1) for index in range(len(exact))]
+        front = _front(exact)
+        low = [m - 3 * s for m, s in zip(mean, spread)]
+        high = [m + 3 * s for m, s in zip(mean, spread)]
+        above, below = axes[0][column], axes[1][column]
+        above.fill_between(grid, low, high, alpha=0.3, lw=0, label="3 std. dev. of the draws")
+        above.plot(grid, mean, ls="--", label="mean")
+        above.plot(grid, exact, color="black", lw=1, label="exact")
+        above.axhline(0, color="grey", lw=0.5)
+        above.set(
+            title=f"{method}\n{100 * curve['negative']:.1f} % of values negative", xlim=(front - 0.2, front + 0.2)
+        )
+        below.plot(grid, spread)
+        below.set(xlabel="x", xlim=(front - 0.2, front + 0.2), ylim=(0, None))
+    axes[0][0].set(ylabel="u")
+    axes[1][0].set(ylabel="standard deviation of the draws")
+    axes[0][-1].legend(fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path)
+    return [path]
+
+
+def _front(exact: Sequence[float]) -> float:
+    """Where a falling profile has lost half its height."""
+    half = max(exact) / 2
+    return next((index for index, value in enumerate(exact) if value < half), len(exact)) / (len(exact) - 1)

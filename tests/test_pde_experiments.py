@@ -1,0 +1,127 @@
+"""Experiments of the PDE tables: lines, figures, resuming, rendering."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import probhard as ph
+from probhard.cli import main
+from probhard.pde import experiments, tables
+from probhard.pde.experiments import LINEAR, NONLINEAR, RULES, TABLES, TVD, dataset, evaluate
+from probhard.pde.problems import PROBLEMS
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+FIELDS = {"problem", "method", "score", "seed", "epochs", "mse", "crps", "ce_mean", "ce_draws", "seconds"}
+
+
+def run(folder: Path, *arguments: str) -> list[dict]:
+    assert main(["bench", *arguments, "--quick", "--output", str(folder)]) == 0
+    return [json.loads(line) for line in (folder / "quick" / f"{arguments[0]}.jsonl").read_text().splitlines()]
+
+
+def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    few = ("pde-linear", "--problems", "pme", "--scores", "crps")
+    lines = run(tmp_path, *few, "--methods", "base,softc")
+    assert [line["method"] for line in lines] == [
+        "base", "probconserv", "probhard-inf", "probhard-physics-inf", "probhard-physics-inf-or", "softc",
+    ]  # fmt: skip
+    assert all(set(line) >= FIELDS for line in lines)
+    assert lines[-1]["penalty"] in ph.method.PENALTIES
+    by_name = {line["method"]: line for line in lines}
+    for name, line in by_name.items():
+        if name.startswith("prob"):
+            assert line["ce_draws"] < 1e-12
+            assert line["ce_mean"] < 1e-11
+            assert line["infeasible"] == 0
+        else:
+            assert line["ce_draws"] > 1e-3
+        assert (line["outside_bounds"] == 0) == ("physics" in name)
+    # For a linear law alone these two are the same method.
+    assert by_name["probconserv"]["mse"] == by_name["probhard-inf"]["mse"]
+    page = (tmp_path / "quick" / "pde-linear.md").read_text()
+    assert "### pme; trained with crps, 2 epochs, seeds 0" in page
+    assert "| 7.95 | 2.02 |" in next(row for row in page.splitlines() if row.startswith("| base |"))
+    before = (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns
+    lines = run(tmp_path, *few, "--methods", "base,softc")
+    assert (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns == before
+    assert "2 of 2 units done" in capsys.readouterr().out
+    assert len(run(tmp_path, *few, "--methods", "base,softc,probhard-or")) == 7
+    assert not list((tmp_path / "quick" / "pde-linear.work").glob("pme*"))  # checkpoints are removed
+
+
+def test_tvd_keeps_profiles_and_draws_them(tmp_path: Path) -> None:
+    lines = run(tmp_path, "tvd", "--methods", "base,probhard-tv")
+    for line in lines:
+        profile = line["profile"]
+        assert profile["parameter"] == 1.5
+        assert len(profile["mean"]) == len(profile["exact"]) == len(profile["stddev"]) == 100
+        assert np.isin(profile["exact"], (0, 1)).all()
+        assert (line["negative"] == 0) == line["method"].startswith("probhard")
+    assert (tmp_path / "quick" / "tvd.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_unknown_tables_are_named(capsys: pytest.CaptureFixture) -> None:
+    assert main(["bench", "pde-cubic"]) == 2
+    assert "pde-linear" in capsys.readouterr().err
+
+
+class Known(torch.nn.Module):
+    """The exact field plus a known error."""
+
+    def __init__(self, field: torch.Tensor, error: torch.Tensor) -> None:
+        super().__init__()
+        self.fields, self.error = field, error
+
+    def forward(self, inputs: torch.Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.fields[: len(inputs)] + self.error, 0.1 * torch.ones(1))
+
+
+def test_figures_against_plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "CHUNK", 4)
+    problem = PROBLEMS["advection"](dtype=torch.float64)
+    test = dataset(problem, torch.full((4,), 1.3))
+    error = 0.05 * torch.randn(2000, generator=torch.Generator().manual_seed(0))
+    model = ph.ConstrainedModel(Known(test.target, error), problem.constraint, "base")
+    found = evaluate(model, problem, RULES["mass"], test, torch.Generator().manual_seed(0))
+    assert found["mse"] == pytest.approx(float(error.square().mean()), rel=1e-12)
+    field = (test.target[0] + error).reshape(20, 100).numpy()
+    grid, times = np.linspace(0, 1, 100), np.linspace(0, 1, 100)[0:-1:5]
+    gap = np.trapezoid(field, grid) - (0.5 + np.minimum(1.3 * times, 0.5))
+    assert found["ce_mean"] == pytest.approx(np.abs(gap).sum(), rel=1e-10)
+    free = 1.3 * times < 0.5
+    assert found["mse_free"] == pytest.approx(float(error.reshape(20, 100)[torch.from_numpy(free)].square().mean()))
+    assert found["crps_draws"] == pytest.approx(found["crps_marginals"], rel=0.05)
+    assert found["ce_draws"] > np.abs(gap).max()
+
+
+def test_every_row_names_a_rule_and_every_trained_row_exists() -> None:
+    for table in TABLES.values():
+        assert all(row.rule in RULES for row in table.rows.values())
+        assert set(table.order) == {name for name, row in table.rows.items() if name == "base" or not row.reuses_base}
+        assert table.law in RULES
+    assert [job.problem for job in experiments.grid("pde-nonlinear", "none", objectives=("crps",)).units[:3]] == [
+        "pme-2-3", "pme-3-4", "pme-4-5",
+    ]  # fmt: skip
+    key = experiments.grid("pde-nonlinear", "none").units[0].expected()[0]
+    assert key["problem"] == "pme"
+    assert key["m_range"] == [2.0, 3.0]
+    assert not LINEAR.rows["softc"].reuses_base
+    assert NONLINEAR.rows["probhard-inf"].rule == "flux, positive"
+    assert TVD.profile == 1.5
+
+
+def test_cells_show_mean_and_spread_over_seeds() -> None:
+    lines = [
+        {"problem": "heat", "method": "base", "score": "crps", "seed": seed, "epochs": 500, "seconds": 1800.0,
+         "mse": 1e-7 * (seed + 1), "mse_free": 1e-7 * (seed + 1), "crps": 3e-4, "ce_mean": 1e-3, "ce_draws": 1e-2}
+        for seed in range(3)
+    ]  # fmt: skip
+    page = tables.render("pde-linear", lines)
+    assert "0.02 +- 0.0082" in page
+    assert "1.5 hours" in page
+    assert "seeds 0, 1, 2" in page
+    assert "| 0.029 | 0.396 |" in page
