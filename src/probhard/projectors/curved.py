@@ -26,11 +26,12 @@ from probhard.projectors.gathered import Gathered
 from probhard.projectors.lifting import SLACK, shape_rows
 from probhard.projectors.nonlinear import Local, NonlinearProjector
 from probhard.solvers import newton, sequential
-from probhard.solvers.quadratic import HELD, Faces, Programme
+from probhard.solvers.quadratic import HELD, Programme
 from probhard.structure.base import Structure
 from probhard.tangent import Differential
 
 ROUNDS = 3
+SWEEPS = 12  # of the sides, where bounds are the only inequalities
 NEAR = 1e-9  # how far beyond a bound counts as on it, relative to the terms
 
 
@@ -112,19 +113,20 @@ class CurvedProjector(Projector):
         settled = torch.zeros(len(z), dtype=torch.bool, device=z.device)
         state: newton.State | None = None
         left = torch.arange(len(z), device=z.device)
-        for _ in range(ROUNDS):
+        if not count:  # sides by themselves, each sweep one solve; what does not come to rest goes on below
+            side, state, settled = self._swept(equation, programme, guess)
+            left = torch.nonzero(~settled).squeeze(-1)
+        for _ in range(ROUNDS if len(left) else 0):
             part = equation.select(left, torch.Size((len(z),)))
             assert part is not None
             few = programme.select(left)
             found = sequential.faces(part, few, guess.index_select(0, left), function.unequal)
-            sides, points, rest = self._polished(part, few, found)
+            sides = found.side
+            points, good, turned = self._polished(part, few, sides, found.value)
+            rest = found.done & good & (turned == sides).all(-1)
             side = side.index_copy(0, left, sides)
             settled = settled.index_copy(0, left, rest)
-            if state is None:
-                state = points
-            else:
-                pairs = zip(vars(state).values(), vars(points).values())
-                state = newton.State(*(a.index_copy(0, left, b) for a, b in pairs))
+            state = points if state is None else _placed(state, left, points)
             guess = guess.index_copy(0, left, found.value[..., :n].clamp(few.lower[..., :n], few.upper[..., :n]))
             left = torch.nonzero(~settled).squeeze(-1)
             if len(left) == 0:
@@ -133,18 +135,40 @@ class CurvedProjector(Projector):
         whole = newton.State(*(x.reshape(torch.Size((*lead, *x.shape[1:]))) for x in vars(state).values()))
         return side.reshape(*lead, -1), whole, settled.reshape(lead)
 
-    def _polished(
-        self, equation: NonlinearEquality, programme: Programme, found: Faces
+    def _swept(
+        self, equation: NonlinearEquality, programme: Programme, guess: Tensor
     ) -> tuple[Tensor, newton.State, Tensor]:
-        """The points on the faces found, and whether all signs are right there."""
-        side, n = found.side, self.parts.variables
-        free = side == 0
+        """Sides by a primal-dual sweep: those beyond a bound are put on it, those pulled off it are let go."""
+        left = torch.arange(len(guess), device=guess.device)
+        side = (programme.lower == programme.upper).to(torch.int8)
+        settled = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
+        state: newton.State | None = None
+        for _ in range(SWEEPS):
+            part, few = equation.select(left, settled.shape), programme.select(left)
+            assert part is not None
+            before = side.index_select(0, left)
+            points, good, after = self._polished(part, few, before, guess.index_select(0, left))
+            state = points if state is None else _placed(state, left, points)
+            done = good & (after == before).all(-1)
+            settled = settled.index_copy(0, left, done)
+            side, guess = side.index_copy(0, left, after), guess.index_copy(0, left, points.u)
+            left = left[~done]
+            if len(left) == 0:
+                break
+        assert state is not None
+        return side, state, settled
+
+    def _polished(
+        self, equation: NonlinearEquality, programme: Programme, side: Tensor, value: Tensor
+    ) -> tuple[newton.State, Tensor, Tensor]:
+        """The points on the faces of some sides, who came to rest there, and the sides that these points ask for."""
+        n, free = self.parts.variables, side == 0
         bound = torch.where(side < 0, programme.lower, programme.upper)
         centre = programme.centre
         held = torch.where(free, centre, torch.where(torch.isfinite(bound), bound, 0.0))
         natural = torch.cat([programme.weight[..., :n], programme.natural[..., n:]], -1)
         weight = torch.where(free, natural, _held(programme.natural, n))
-        guess = torch.where(free, torch.cat([found.value[..., :n], centre[..., n:]], -1), held)
+        guess = torch.where(free, torch.cat([value[..., :n], centre[..., n:]], -1), held)
         part = self.function.switched(equation, self.function.active(side))
         exact = self.options.hessian or bool(self.parts.curved)
         state = newton.nearest(part, held, Diagonal(weight), guess, exact)
@@ -153,11 +177,18 @@ class CurvedProjector(Projector):
         slack = torch.cat([state.u[..., :n], self.function.slacks(equation, state.u)], -1)
         target = torch.where(free, slack, moved)
         near = NEAR * (target.abs() + held.abs() + centre.abs())
-        wrong = free & ((target < programme.lower - near) | (target > programme.upper + near))
-        wrong = wrong | ((side < 0) & (target > programme.lower + near))
-        wrong = wrong | ((side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper))
-        good = (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY)
-        return side, state, found.done & good & ~wrong.any(-1)
+        after = side.masked_fill((side < 0) & (target > programme.lower + near), 0)
+        after = after.masked_fill(
+            (side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper), 0
+        )
+        after = after.masked_fill(free & (target < programme.lower - near), -1)
+        after = after.masked_fill(free & (target > programme.upper + near), 1)
+        return state, (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY), after
+
+
+def _placed(state: newton.State, where: Tensor, points: newton.State) -> newton.State:
+    """A state with some of its points replaced."""
+    return newton.State(*(a.index_copy(0, where, b) for a, b in zip(vars(state).values(), vars(points).values())))
 
 
 class Functions:
