@@ -223,6 +223,8 @@ class Functions:
 
     def equation(self, active: Tensor | None = None) -> NonlinearEquality:
         """``h(u) = 0`` and ``g(u) + s = 0``; where a function is not active, ``s = 0`` alone."""
+        if self.plain:  # no slacks: the function itself, with the structure of its rows
+            return self.pieces[0][0]
         splits: list[tuple[int, int]] = []
         args: list[Any] = []
         for piece, _ in self.pieces:
@@ -256,9 +258,15 @@ class Functions:
         switch = torch.ones(self.inequalities, dtype=torch.float64) if active is None else active
         return NonlinearEquality(fn, (*args, switch), jacobian)
 
-    @staticmethod
-    def switched(equation: NonlinearEquality, active: Tensor) -> NonlinearEquality:
+    @property
+    def plain(self) -> bool:
+        """Whether one equality function is all there is."""
+        return len(self.pieces) == 1 and not self.inequalities
+
+    def switched(self, equation: NonlinearEquality, active: Tensor) -> NonlinearEquality:
         """The same functions, with other ones active."""
+        if self.plain:
+            return equation
         return NonlinearEquality(equation.fn, (*equation.args[:-1], active), equation.given_jacobian)
 
     def active(self, side: Tensor) -> Tensor:
