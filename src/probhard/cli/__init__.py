@@ -13,8 +13,10 @@ import typer
 from probhard import __version__
 from probhard.cli.bench import bench
 from probhard.cli.demo import demo
+from probhard.cli.forecast import forecast
 from probhard.cli.predict import predict
 from probhard.cli.project import project
+from probhard.cli.reconcile import reconcile
 from probhard.cli.train import train
 from probhard.errors import MissingExtraError, ProbhardError
 
@@ -30,6 +32,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(bench)
 app.command()(project)
+app.command()(reconcile)
+app.command()(forecast)
 app.command()(train)
 app.command()(predict)
 

@@ -15,14 +15,23 @@ from probhard.forecasting.evaluation import (
     pooled_crps,
 )
 from probhard.forecasting.frames import from_frame, to_long
+from probhard.forecasting.nixtla import ProjectionReconciler
+from probhard.forecasting.reconciliation import Forecasts, Reconciled, Reconciliation
+from probhard.forecasting.temporal import CrossTemporal, cross_temporal
 
 __all__ = [
     "BaseForecast",
+    "CrossTemporal",
     "Evaluation",
+    "Forecasts",
     "HierarchicalData",
     "Incoherence",
+    "ProjectionReconciler",
+    "Reconciled",
+    "Reconciliation",
     "base_forecast",
     "calibration",
+    "cross_temporal",
     "crps_levels",
     "evaluate",
     "from_frame",

@@ -1,0 +1,344 @@
+"""``probhard reconcile``: anyone's forecasts in, coherent ones and a certificate out, no training.
+
+A long frame has one row per node and stamp: ``unique_id, ds, <model>`` with intervals or quantiles (the names are those
+of ``forecasting.nixtla``), or one row per node, stamp and ``sample`` or ``draw``. Nodes are tuples of keys, "" where
+summed over; an aggregate is the sum of the bottom nodes that agree with it elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import narwhals as nw
+import numpy as np
+import torch
+import typer
+
+from probhard.cli.certificate import TOLERANCE, Certificate, sha256
+from probhard.cli.project import INFEASIBLE, _check_path
+from probhard.constraints import Hierarchy
+from probhard.errors import ParameterError
+from probhard.forecasting.data import require
+from probhard.forecasting.evaluation import incoherence
+from probhard.forecasting.frames import _named, _numbers
+from probhard.forecasting.nixtla import TOTAL, Columns, split, tree
+from probhard.forecasting.reconciliation import CHUNK, Forecasts, Reconciled, Reconciliation
+
+ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
+SUFFIXES = (".csv", ".parquet")
+DRAWS = 1000  # behind quantiles, or as many as are written
+SHOWN = 5  # missing rows that an error names
+
+
+def reconcile(
+    forecasts: Annotated[Path, typer.Argument(help="A .csv or .parquet file: unique_id, ds, models; see the README.")],
+    keys: Annotated[
+        str | None, typer.Option(help="Key columns, coarse to fine, empty for aggregates; else ids joined by '/'.")
+    ] = None,
+    summing: Annotated[Path | None, typer.Option(help="A .csv or .parquet file of S: unique_id, bottom ids.")] = None,
+    nonnegative: Annotated[bool, typer.Option("--nonnegative", help="No value below 0.")] = False,
+    upper: Annotated[str | None, typer.Option(help="A number, or a column of upper bounds.")] = None,
+    fixed: Annotated[str | None, typer.Option(help="A column of values that nodes must have, else empty.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="oblique (the default where spreads are known), orthogonal or structural.")
+    ] = None,
+    level: Annotated[str | None, typer.Option(help="Intervals to add, in percent, such as 80,95.")] = None,
+    models: Annotated[str | None, typer.Option(help="Models to reconcile; default: all columns of numbers.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Default: NAME-reconciled beside the input.")] = None,
+    draws: Annotated[int | None, typer.Option(min=1, help="Draws to write, where the input has none.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+) -> None:
+    """Make anyone's forecasts coherent, certified."""
+    path = forecasts.with_name(f"{forecasts.stem}-reconciled{forecasts.suffix}") if output is None else output
+    _check_path(path, "--output", SUFFIXES, forecasts)
+    key_columns = [] if keys is None else [key.strip() for key in keys.split(",")]
+    frame = read(forecasts, [ID, STAMP, *key_columns])
+    table = Table.of(frame, key_columns, None if summing is None else read(summing, [ID]))
+    bound = None if upper is None else table.values(upper) if upper in frame.columns else _number(upper)
+    known = None if fixed is None else table.values(fixed)
+    rules = Reconciliation(table.hierarchy, metric, nonnegative, bound, known, "flag")
+    settings = {"nonnegative": nonnegative, "upper": upper, "fixed": fixed, "seed": seed}
+    size = {"nodes": table.hierarchy.variables, "bottom_nodes": table.hierarchy.bottoms, "steps": len(table.stamps)}
+    source = {"input": forecasts.name, "input_sha256": sha256(forecasts)}
+    certificate = Certificate({**source, **settings, **size, "models": {}})
+    results: dict[str, np.ndarray] = {}  # (S or 1, H, n) by column
+    drawn: dict[str, np.ndarray] = {}
+    count = max(draws or 0, DRAWS)
+    for columns in table.models(models, (upper, fixed)):
+        columns.add_levels([] if level is None else map(_number, level.split(",")))
+        base = table.forecasts(columns)
+        base = base.summed(table.hierarchy, count, seed) if table.bottoms_only else base
+        found = rules(base, count, seed)
+        quantiles = found.quantiles(list(columns.quantiles.values())) if columns.quantiles else np.empty(0)
+        certify(certificate, columns.model, table, base, found, quantiles)
+        certificate.setting["models"][columns.model]["metric"] = rules.chosen(base)
+        results |= {name: values[None] for name, values in zip(columns.quantiles, quantiles)}
+        if columns.mean is not None:
+            results[columns.mean] = found.mean[None] if table.draw is None or found.draws is None else found.draws
+        if draws is not None and found.draws is not None and table.draw is None:
+            drawn[columns.model] = found.draws[:draws]
+    write(path, table.written(results))
+    paths = f"Forecasts: {path}"
+    if drawn:
+        other = path.with_name(f"{path.stem}-draws{path.suffix}")
+        write(other, table.long(drawn))
+        paths += f"\nDraws: {other}"
+    certificate.save(path.with_suffix(".json"))
+    typer.echo(f"{summary(certificate)}\n{paths}\nCertificate: {path.with_suffix('.json')}")
+    if not certificate.feasible:
+        raise typer.Exit(INFEASIBLE)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A long frame with the place of each row: its draw, stamp and node."""
+
+    frame: Any  # pandas
+    hierarchy: Hierarchy
+    keys: dict[str, list[str]]  # key columns of every node
+    stamps: Any  # (H,)
+    samples: Any  # (S,)
+    draw: str | None  # its column
+    place: tuple[np.ndarray, np.ndarray, np.ndarray]  # draw, stamp, node, each (rows,)
+    bottoms_only: bool
+
+    @classmethod
+    def of(cls, frame: Any, keys: Sequence[str], summing: Any) -> Table:
+        """From a frame: by S, by key columns that it has, or by ids."""
+        pandas = require("pandas", "probhard reconcile")
+        keyed = bool(keys) and bool(set(keys) & set(frame.columns))
+        need = [*keys, STAMP] if keyed and summing is None else [ID, STAMP]
+        absent = [name for name in need if name not in frame.columns]
+        if absent:
+            raise ParameterError(
+                f"The forecasts have no column {absent[0]!r}.",
+                "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds'.",
+                f"Rename a column; there are {list(frame.columns)}.",
+            )
+        if summing is not None:
+            hierarchy, columns = _named(summing, None, ID), {}
+            nodes: list[tuple[str, ...]] = [(name,) for name in hierarchy.names or ()]
+            rows: list[tuple[str, ...]] = [(name,) for name in frame[ID].astype(str)]
+            made = set(rows) <= set(nodes[hierarchy.aggregates :])
+        else:
+            ids = _texts(frame[ID]) if ID in frame.columns else []
+            rows = list(zip(*(_texts(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
+            matrix, nodes, made = tree(rows)
+            label = dict(zip(rows, ids))
+            hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
+            columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
+        draw = next((name for name in SAMPLES if name in frame.columns), None)
+        step, stamps = pandas.factorize(frame[STAMP], sort=True)
+        sample, samples = pandas.factorize(frame[draw], sort=True) if draw else (np.zeros(len(frame), int), [0])
+        number = {node: i for i, node in enumerate(nodes)}
+        unknown = [row for row in rows if row not in number]
+        if unknown or (step < 0).any() or (sample < 0).any():
+            raise ParameterError(
+                f"The node {'/'.join(unknown[0])!r} has no bottom node." if unknown else "A row has no stamp or draw.",
+                "Its forecast has no place in the sums.",
+                "Add what is missing, leave out its rows, or pass --summing where bottom nodes lie at several depths.",
+            )
+        node = np.array([number[row] for row in rows]) - made * hierarchy.aggregates
+        table = cls(frame, hierarchy, columns, stamps, samples, draw, (sample, step, node), made)
+        table.check()
+        return table
+
+    def check(self) -> None:
+        """Raise unless every node has one row for each stamp and draw."""
+        names = (self.hierarchy.names or ())[self.hierarchy.aggregates * self.bottoms_only :]
+        count = np.zeros((len(self.samples), len(self.stamps), len(names)), dtype=np.int64)
+        np.add.at(count, self.place, 1)
+        wrong = np.argwhere(count != 1)
+        if len(wrong):
+            listed = [f"{names[k]!r} at {self.stamps[j]}" for _, j, k in wrong[:SHOWN]]
+            sample, step, node = wrong[0]
+            found = "no row" if count[sample, step, node] == 0 else f"{count[sample, step, node]} rows"
+            more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            raise ParameterError(
+                f"There is {found} for {', '.join(listed)}{more}.",
+                "Every node needs one forecast at each stamp (and draw), or give bottom nodes alone.",
+                "Add or drop the rows; for trees of unequal depth or crossed ids, pass --summing.",
+            )
+
+    def values(self, column: str) -> np.ndarray:
+        """A column of bounds or fixed values for all nodes, (H, n), NaN where there is none."""
+        self._check_column(column)
+        table = np.full((len(self.stamps), self.hierarchy.variables), np.nan)
+        node = self.place[2] + self.bottoms_only * self.hierarchy.aggregates
+        table[self.place[1], node] = _numbers(nw.from_native(self.frame[column], series_only=True))
+        return table
+
+    def _check_column(self, column: str) -> None:
+        if column not in self.frame.columns:
+            raise ParameterError(
+                f"The forecasts have no column {column!r}.",
+                "An option names it.",
+                f"Choose among {list(self.frame.columns)}.",
+            )
+
+    def models(self, asked: str | None, used: Sequence[str | None]) -> list[Columns]:
+        """The models to reconcile: those asked for, or all that columns of numbers belong to."""
+        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used}
+        found = Columns.of([c for c in self.frame.columns if c not in others and _numeric(self.frame[c])])
+        names = [columns.model for columns in found] if asked is None else [x.strip() for x in asked.split(",")]
+        unknown = [name for name in names if name not in [columns.model for columns in found]]
+        if unknown or not names:
+            raise ParameterError(
+                f"There is no model {unknown[0]!r}." if unknown else "There is no column of numbers.",
+                "A model has a column of its name, or quantiles such as NAME-lo-80 or NAME-q0.1.",
+                f"Choose among {[columns.model for columns in found]}.",
+            )
+        return [columns for columns in found if columns.model in names]
+
+    def forecasts(self, columns: Columns) -> Forecasts:
+        """The base forecasts of one model, of all nodes or of the bottom ones."""
+        if self.draw is not None:
+            self._check_column(columns.model)
+            return Forecasts(draws=self._cube(columns.model))
+        mean = None if columns.mean is None else self._cube(columns.mean)[0]
+        given = [name for name in columns.quantiles if name in self.frame.columns]
+        if not given:
+            return Forecasts(mean)
+        values = np.stack([self._cube(name)[0] for name in given])
+        return Forecasts.of_quantiles([columns.quantiles[name] for name in given], values, mean)
+
+    def _cube(self, column: str) -> np.ndarray:
+        """A column as (S, H, nodes)."""
+        nodes = self.hierarchy.bottoms if self.bottoms_only else self.hierarchy.variables
+        cube = np.empty((len(self.samples), len(self.stamps), nodes))
+        cube[self.place] = self.frame[column].to_numpy(dtype=np.float64)
+        return cube
+
+    def written(self, results: dict[str, np.ndarray]) -> Any:
+        """The frame with these columns, and rows of the aggregates that were made."""
+        pandas = require("pandas", "probhard reconcile")
+        sample, step, node = self.place
+        node = node + self.bottoms_only * self.hierarchy.aggregates
+        values = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
+        frame = self.frame.assign(**values)
+        if not self.bottoms_only:
+            return frame
+        return pandas.concat([frame, self.long(results, self.hierarchy.aggregates)], ignore_index=True)[frame.columns]
+
+    def long(self, results: dict[str, np.ndarray], nodes: int | None = None) -> Any:
+        """All draws of the first nodes, or of all, as a long frame."""
+        pandas = require("pandas", "probhard reconcile")
+        count, names = max(len(cube) for cube in results.values()), (self.hierarchy.names or ())[:nodes]
+        shape = len(names), len(self.stamps), count
+        node, step, sample = (x.ravel() for x in np.indices(shape))
+        labels = {key: [values[i] for i in node] for key, values in self.keys.items()}
+        if ID in self.frame.columns or not labels:
+            labels = {ID: [names[i] for i in node], **labels}
+        samples = {self.draw or SAMPLES[1]: np.asarray(self.samples)[sample] if self.draw else sample}
+        found = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
+        return pandas.DataFrame({**labels, STAMP: np.asarray(self.stamps)[step], **samples, **found})
+
+
+def certify(
+    certificate: Certificate, model: str, table: Table, base: Forecasts, found: Reconciled, quantiles: np.ndarray
+) -> None:
+    """Take all means and draws of a model into the certificate, and the range of its quantiles."""
+    before = base.mean if base.mean is not None or found.before is None else found.before.mean(0)
+    pairs = [(np.asarray(before)[None], found.mean[None])]  # (S, H, n) before and after
+    if found.draws is not None and found.before is not None:
+        parts = range(0, len(found.draws), max(1, CHUNK // found.mean.size))
+        pairs += [(found.before[i : i + parts.step], found.draws[i : i + parts.step]) for i in parts]
+    wrong = np.full(len(found.mean), sum(len(pair[0]) for pair in pairs))
+    for steps, constraint in found.constraints:
+        wrong[steps] = 0
+        for pair in pairs:
+            first, last = (torch.from_numpy(points[:, steps]) for points in pair)
+            size = first.abs().amax(-1, keepdim=True)
+            certificate.before.add(constraint, first, size)
+            relative = certificate.after.add(constraint, last, size)
+            wrong[steps] += (~(relative <= TOLERANCE)).sum(0).numpy()
+    for step in np.flatnonzero(wrong):
+        reason = found.reasons.get(int(step), "Its relative violation is too large.")
+        certificate.flag(int(wrong[step]), field=f"{model} at {table.stamps[step]}", reason=reason)
+    seen = {}
+    for side, name in enumerate(("before", "after")):
+        points = np.concatenate([pair[side].reshape(-1, found.mean.shape[1]) for pair in pairs])
+        points = points[~np.isnan(points).any(1)]
+        seen[name] = vars(incoherence(points, table.hierarchy)) if len(points) else None
+    values = quantiles[~np.isnan(quantiles)]
+    certificate.after.smallest = min(certificate.after.smallest, float(values.min(initial=np.inf)))
+    certificate.after.largest = max(certificate.after.largest, float(values.max(initial=-np.inf)))
+    draws = 0 if found.draws is None else len(found.draws)
+    closed = quantiles.size > 0 and found.spread is not None
+    certificate.setting["models"][model] = {"draws": draws, "quantiles_in_closed_form": closed, "incoherence": seen}
+
+
+def summary(certificate: Certificate) -> str:
+    """The certificate as text, after a line for each model."""
+    lines = []
+    for model, found in certificate.setting["models"].items():
+        before, after = (found["incoherence"][name] for name in ("before", "after"))
+        gap = "nothing feasible" if after is None else f"{after['largest']:.3g}"
+        lines.append(f"{model}: largest incoherence {before['largest']:.6g} before, {gap} after.")
+    return "\n".join([*lines, certificate.table()])
+
+
+def read(path: Path, texts: Sequence[str]) -> Any:
+    """A pandas frame from CSV or Parquet; columns of texts stay texts."""
+    pandas = require("pandas", "probhard reconcile")
+    if path.suffix not in SUFFIXES or not path.is_file():
+        raise ParameterError(
+            f"{path} cannot be read.",
+            f"It must be a file that ends in {' or '.join(SUFFIXES)}.",
+            "Check the path, or convert the file.",
+        )
+    if path.suffix == ".csv":
+        frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), float_precision="round_trip")
+        words = [name for name in frame.columns if not _numeric(frame[name])]
+        plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=words)  # "NA" may be a name
+        return frame.assign(**{name: plain[name] for name in words})
+    engine = _parquet()
+    return (
+        pandas.read_parquet(path)
+        if engine is None
+        else pandas.DataFrame(engine.read_parquet(path).to_dict(as_series=False))
+    )
+
+
+def write(path: Path, frame: Any) -> None:
+    """Write CSV or Parquet, replacing the file in one step."""
+    partial = path.with_name(path.name + ".partial")
+    if path.suffix == ".csv":
+        frame.to_csv(partial, index=False)
+    elif (engine := _parquet()) is None:
+        frame.to_parquet(partial, index=False)
+    else:
+        engine.DataFrame({name: frame[name].to_list() for name in frame.columns}).write_parquet(partial)
+    partial.replace(path)
+
+
+def _parquet() -> Any:
+    """None where pandas reads Parquet by itself, with pyarrow; else polars."""
+    try:
+        importlib.import_module("pyarrow")
+    except ImportError:
+        return require("polars", "A Parquet file")
+    return None
+
+
+def _numeric(column: Any) -> bool:
+    return column.dtype.kind in "iuf" and bool(column.notna().any())
+
+
+def _texts(column: Any) -> list[str]:
+    return [str(value) for value in column.astype(object).where(column.notna(), "")]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ParameterError(
+            f"{text!r} is not a number, nor a column of the forecasts.",
+            "Levels and bounds are numbers; bounds may be columns.",
+            "Correct the option.",
+        ) from error
