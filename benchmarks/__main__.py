@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from benchmarks import conservation, hierarchies, inequalities, nonlinear, porous_medium
+from benchmarks import conservation, hierarchies, inequalities, nonlinear, operators, porous_medium
 from benchmarks.timing import HEADER
 
 SUITES = {
@@ -15,6 +15,7 @@ SUITES = {
     "nonlinear": nonlinear.run,
     "porous-medium": porous_medium.run,
     "inequalities": inequalities.run,
+    "operators": operators.run,
 }
 
 

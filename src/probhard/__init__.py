@@ -24,6 +24,7 @@ from probhard.constraints import (
 )
 from probhard.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.distribution import LocationScale, Marginals, as_location_scale, marginals
+from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
 from probhard.errors import (
     ConvergenceError,
     InfeasibleError,
@@ -73,6 +74,7 @@ __all__ = [
     "ConvergenceError",
     "ConvexProgram",
     "Covariance",
+    "DeepEnsemble",
     "Dense",
     "DenseMetric",
     "Diagonal",
@@ -87,10 +89,12 @@ __all__ = [
     "LocationScale",
     "LowRank",
     "LowRankMetric",
+    "MCDropout",
     "Marginals",
     "Method",
     "Metric",
     "MissingExtraError",
+    "Mixture",
     "Monotone",
     "NonNegative",
     "NonlinearEquality",

@@ -1,7 +1,9 @@
-"""Partial differential equations with exact solutions: data and the conservation law that each of them obeys."""
+"""Surrogates of partial differential equations: problems with exact solutions and laws, and neural operators."""
 
+from probhard.pde.adapters import OperatorBackbone
 from probhard.pde.base import Problem, Split
 from probhard.pde.laws import conservation_law, known_values, porous_medium_flux, porous_medium_law
+from probhard.pde.operators import VarianceNO
 from probhard.pde.problems import PROBLEMS, Advection, Burgers, Heat, PorousMedium, Stefan
 
 __all__ = [
@@ -9,10 +11,12 @@ __all__ = [
     "Advection",
     "Burgers",
     "Heat",
+    "OperatorBackbone",
     "PorousMedium",
     "Problem",
     "Split",
     "Stefan",
+    "VarianceNO",
     "conservation_law",
     "known_values",
     "porous_medium_flux",

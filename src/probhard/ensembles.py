@@ -1,0 +1,185 @@
+"""Backbones whose forecast is a mixture: deep ensembles, and dropout kept on at inference.
+
+M members with means m_i and variances v_i stand for the equal mixture of their laws, with the moments
+
+    mean = 1/M sum(m_i),      variance = 1/M sum(v_i) + 1/M sum((m_i - mean)^2)         (members' own + disagreement).
+
+As a backbone an ensemble returns the normal law with these moments, coordinate by coordinate, which every method takes.
+Its draws would lose the mixture's shape: ``mixture(inputs).project(layer, ...)`` draws from the members and projects
+each draw.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from probhard.constraints.base import Constraint
+from probhard.covariance import Diagonal
+from probhard.distribution import LocationScale, as_location_scale
+from probhard.errors import ParameterError
+from probhard.model import ConstrainedModel
+from probhard.projection import DPPL
+from probhard.projectors import Solution
+
+if TYPE_CHECKING:
+    from probhard.training import Fit, Schedule
+
+FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
+DROPOUTS = (nn.Dropout, *FEATURES)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """An equal mixture of location-scale laws of the same shape."""
+
+    members: tuple[LocationScale, ...]
+
+    def matched(self) -> LocationScale:
+        """The normal law with the mixture's mean and marginal variances."""
+        means = torch.stack([member.mean for member in self.members])
+        own = torch.stack([member.variance for member in self.members])
+        variance = own.mean(0) + means.var(0, correction=0)
+        return LocationScale(means.mean(0), Diagonal(variance), validate_args=False)
+
+    def rsample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws (count, *batch, n), from each member in turn, so that all have the same share."""
+        rounds = -(-count // len(self.members))
+        draws = [member.rsample((rounds,), generator) for member in self.members]
+        return torch.stack(draws, 1).flatten(0, 1)[:count]
+
+    def project(
+        self, layer: DPPL, constraint: Constraint, count: int = 100, generator: torch.Generator | None = None
+    ) -> Solution:
+        """Draws projected one by one; the oblique metric takes the variances of all draws."""
+        with torch.no_grad():
+            return layer.project_samples(self.rsample(count, generator), constraint)
+
+
+class MixtureBackbone(nn.Module, ABC):
+    """A backbone that forecasts a mixture."""
+
+    @abstractmethod
+    def mixture(self, inputs: Any) -> Mixture:
+        """The members' forecasts."""
+
+    def forward(self, inputs: Any) -> LocationScale:
+        """The mixture as a normal law with its moments."""
+        return self.mixture(inputs).matched()
+
+
+class DeepEnsemble(MixtureBackbone):
+    """Networks trained apart from each other, from different weights (Lakshminarayanan et al., 2017).
+
+    Args:
+        members: Backbones: anything that ``ConstrainedModel`` takes.
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not members:
+            raise ParameterError("The ensemble has no members.", "There is nothing to average.", "Pass backbones.")
+        self.members = nn.ModuleList(members)
+
+    def mixture(self, inputs: Any) -> Mixture:
+        return Mixture(tuple(as_location_scale(member(inputs)) for member in self.members))
+
+
+class MCDropout(MixtureBackbone):
+    """A network with dropout, run several times with dropout on, in ``train`` and ``eval`` mode alike.
+
+    A pass drops the same units for all elements of a batch and, with a seed, in every call: it is one thinned network,
+    and a forecast does not depend on the rest of its batch. Train the network by itself, then wrap it.
+
+    Args:
+        backbone: Holds ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` or ``Dropout3d`` modules.
+        passes: Number of thinned networks.
+        seed: Of the units dropped; None takes new ones in every call.
+    """
+
+    def __init__(self, backbone: nn.Module, passes: int = 20, seed: int | None = 0) -> None:
+        super().__init__()
+        active = any(isinstance(module, DROPOUTS) and module.p > 0 for module in backbone.modules())
+        if passes < 1 or not active:
+            raise ParameterError(
+                f"Got passes={passes} and a backbone {'with' if active else 'without'} active dropout modules.",
+                "The members of the mixture differ by the units that are dropped.",
+                "Pass passes >= 1 and a backbone with dropout, such as VarianceNO(dropout=0.1).",
+            )
+        self.backbone, self.passes, self.seed = backbone, passes, seed
+
+    def mixture(self, inputs: Any) -> Mixture:
+        seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
+        # Compiled code would not notice the hooks, so the passes run without it.
+        with torch.compiler.set_stance("force_eager"):
+            return Mixture(tuple(self._thinned(inputs, seed + index) for index in range(self.passes)))
+
+    def _thinned(self, inputs: Any, seed: int) -> LocationScale:
+        with _dropping(self.backbone, torch.Generator().manual_seed(seed)):
+            return as_location_scale(self.backbone(inputs))
+
+
+@contextmanager
+def _dropping(backbone: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """Dropout by masks of one generator, shared by all elements of a batch, whatever mode the modules are in."""
+
+    def dropped(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        (x,) = args
+        assert isinstance(module, DROPOUTS)
+        shape = (1, *x.shape[1:2], *[1] * (x.dim() - 2)) if isinstance(module, FEATURES) else (1, *x.shape[1:])
+        kept = torch.rand(shape, generator=generator, dtype=torch.float64) >= module.p
+        return x * (kept.to(x) / max(1 - module.p, torch.finfo(x.dtype).tiny))
+
+    modules = [module for module in backbone.modules() if isinstance(module, DROPOUTS)]
+    modes = [module.training for module in modules]
+    hooks = [module.eval().register_forward_hook(dropped) for module in modules]
+    try:
+        yield
+    finally:
+        for module, mode, hook in zip(modules, modes, hooks):
+            module.train(mode)
+            hook.remove()
+
+
+def fit_ensemble(
+    build: Callable[[], ConstrainedModel],
+    members: int,
+    train: Any,
+    validation: Any,
+    schedule: Schedule,
+    *,
+    seed: int = 0,
+    directory: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> tuple[DeepEnsemble, list[Fit]]:
+    """Train members one after the other with ``training.fit``, each from its own seed of weights and data order.
+
+    Args:
+        build: Makes a new model with random weights.
+        members: How many to train.
+        train: Data, as in ``fit``.
+        validation: Data, as in ``fit``.
+        schedule: Of every member.
+        seed: Member i has the seed ``seed * members + i``, so no two ensembles of a size share one.
+        directory: Keeps the members' checkpoints in folders 0, 1, ... and goes on from them.
+        **options: Of ``fit``.
+    """
+    from probhard.training import fit
+
+    trained, fits = [], []
+    for index in range(members):
+        own = seed * members + index
+        torch.manual_seed(own)
+        model = build()
+        where = None if directory is None else Path(directory) / str(index)
+        fits.append(fit(model, train, validation, schedule, seed=own, directory=where, **options))
+        trained.append(model.backbone)
+    return DeepEnsemble(trained), fits

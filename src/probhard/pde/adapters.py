@@ -1,0 +1,99 @@
+"""Neural operators of other libraries as backbones: (batch, channels, *grid) to a law of the flattened field.
+
+two output channels:  mean and r, variance = softplus(r), as in ``VarianceNO``;
+one output channel:   mean, with one standard deviation for all points, learned or fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from probhard.covariance import Diagonal
+from probhard.distribution import LocationScale
+from probhard.errors import MissingExtraError, ParameterError, ShapeError
+
+
+class OperatorBackbone(nn.Module):
+    """Any module that maps (batch, channels, *grid) to (batch, 1 or 2, *grid), such as those of neuraloperator.
+
+    ``.double()`` also casts complex weights, which torch leaves alone; but neuraloperator's spectral layers compute in
+    single precision whatever they are given. Saved weights hold tensors only, so they load strictly and safely.
+
+    Args:
+        operator: The module; ``FNO``, ``TFNO``, ``UNO``, ...
+        stddev: For operators with one output channel, the standard deviation of every point in target units.
+        learned: Whether ``stddev`` is only where learning starts.
+    """
+
+    def __init__(self, operator: nn.Module, stddev: float | None = None, learned: bool = True) -> None:
+        super().__init__()
+        if stddev is not None and not 0 < stddev < math.inf:
+            raise ParameterError(
+                f"Got stddev={stddev}.", "A point needs a positive spread.", "Pass about the size of the errors."
+            )
+        self.operator, self.stddev = operator, stddev
+        if stddev is not None:
+            self.log_stddev = nn.Parameter(torch.tensor(math.log(stddev)), requires_grad=learned)
+        self.register_state_dict_post_hook(_tensors_only)
+
+    @classmethod
+    def fourier(
+        cls,
+        channels: int = 3,
+        modes: Sequence[int] = (12, 12),
+        width: int = 32,
+        layers: int = 4,
+        **options: Any,
+    ) -> Self:
+        """The FNO of neuraloperator with the modes +-K of ``VarianceNO``, which that library counts as 2 K.
+
+        Args:
+            channels: Channels of the input.
+            modes: K per axis of the grid.
+            width: Channels inside.
+            layers: Number of Fourier layers.
+            **options: Of ``neuralop.models.FNO``, such as ``domain_padding``.
+        """
+        try:
+            library = import_module("neuralop.models")
+        except ImportError as error:
+            raise MissingExtraError("neuraloperator", "operators", "OperatorBackbone.fourier") from error
+        sizes = tuple(2 * k for k in modes)
+        chosen = {"in_channels": channels, "out_channels": 2, "hidden_channels": width, "n_layers": layers}
+        return cls(library.FNO(n_modes=sizes, **{**chosen, **options}))
+
+    def forward(self, inputs: Tensor) -> LocationScale:
+        outputs = self.operator(inputs)
+        expected = (len(inputs), 2 if self.stddev is None else 1, *inputs.shape[2:])
+        if outputs.shape != expected:
+            raise ShapeError(
+                f"The operator maps {tuple(inputs.shape)} to {tuple(outputs.shape)}.",
+                f"With stddev={self.stddev} its output must be {expected}: "
+                + ("mean and variance." if self.stddev is None else "the mean."),
+                "Build it with out_channels=2, or with out_channels=1 and pass stddev.",
+            )
+        outputs = outputs.flatten(2)
+        mean = outputs[:, 0]
+        variance = softplus(outputs[:, 1]) if self.stddev is None else (2 * self.log_stddev).exp().expand_as(mean)
+        return LocationScale(mean, Diagonal(variance), validate_args=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Casts and moves; complex weights go through as pairs of real ones."""
+
+        def paired(x: Tensor) -> Tensor:
+            return torch.view_as_complex(fn(torch.view_as_real(x))) if x.is_complex() else fn(x)
+
+        return super()._apply(paired, recurse)
+
+
+def _tensors_only(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """Drop what is not a tensor: neuraloperator adds its constructor's arguments as ``_metadata``."""
+    for name in [name for name, value in state_dict.items() if not isinstance(value, Tensor)]:
+        del state_dict[name]
