@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, pad, softplus
 import probhard as ph
 from probhard.pde import Advection
 from probhard.pde.adapters import OperatorBackbone
-from probhard.pde.operators import FourierLayer, VarianceNO, _basis
+from probhard.pde.operators import FLOOR, FourierLayer, VarianceNO, _basis
 
 
 def spectral_reference(layer: FourierLayer, v: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def reference(net: VarianceNO, inputs: torch.Tensor) -> torch.Tensor:
         v = gelu(v) if index < len(net.spectral) - 1 else v
     v = v[(..., *(slice(0, n) for n in grid))]
     mean, spread = pointwise(net.head, gelu(pointwise(net.hidden, v))).unbind(1)
-    return torch.stack([mean, softplus(spread)], 1)
+    return torch.stack([mean, softplus(spread) + FLOOR], 1)
 
 
 def operator(modes, **options) -> VarianceNO:

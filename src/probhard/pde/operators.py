@@ -24,6 +24,7 @@ from probhard.covariance import Diagonal
 from probhard.distribution import LocationScale
 from probhard.errors import ParameterError, ShapeError
 
+FLOOR = 1e-12  # of the variance: float32 would reach 0, and an oblique projection then has nothing to move
 HEAD = 128  # width of the hidden layer between channels and outputs
 
 
@@ -179,7 +180,7 @@ class VarianceNO(nn.Module):
             if index < last:
                 v = self.dropout(gelu(v))
         mean, spread = _pointwise(self.head, gelu(_pointwise(self.hidden, v))).unbind(1)
-        return torch.stack([mean, softplus(spread)], 1)
+        return torch.stack([mean, softplus(spread) + FLOOR], 1)
 
     def _check(self, inputs: Tensor) -> None:
         grid = tuple(inputs.shape[2:])
