@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 demo: $(VENV)/installed
 	$(BIN)/python -m probhard demo
+	$(BIN)/python -m probhard forecast us-employment --horizon 12 --nonnegative --level 80,95 --output demo-output/forecast
 
 test: $(VENV)/installed-test lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
@@ -25,7 +26,7 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) torch
-	$(PIP) -e .
+	$(PIP) -e ".[forecast]"
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

@@ -260,7 +260,8 @@ def test_draws_may_be_scored_by_the_ensemble_crps():
     torch.manual_seed(7)
     forecast = model("probhard-ob").forecast(x)
     draws = forecast.rsample((40,)).detach().numpy()
-    assert found == pytest.approx(float(scoringrules.crps_ensemble(y.numpy(), draws, m_axis=0, estimator="fair").sum()), rel=1e-10)
+    expected = scoringrules.crps_ensemble(y.numpy(), draws, m_axis=0, estimator="fair").sum()
+    assert found == pytest.approx(float(expected), rel=1e-10)
 
 
 # ------------------------------------------------------------------------------------------------- losses

@@ -1,5 +1,8 @@
 """Hierarchical forecasting: data, baselines, and evaluation of coherent draws."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from probhard.forecasting.baselines import last_value, seasonal_bootstrap, seasonal_naive
 from probhard.forecasting.classical import BaseForecast, base_forecast, reconcile
 from probhard.forecasting.data import HierarchicalData
@@ -19,12 +22,16 @@ from probhard.forecasting.nixtla import ProjectionReconciler
 from probhard.forecasting.reconciliation import Forecasts, Reconciled, Reconciliation
 from probhard.forecasting.temporal import CrossTemporal, cross_temporal
 
+if TYPE_CHECKING:
+    from probhard.forecasting.forecaster import HierarchicalForecaster
+
 __all__ = [
     "BaseForecast",
     "CrossTemporal",
     "Evaluation",
     "Forecasts",
     "HierarchicalData",
+    "HierarchicalForecaster",
     "Incoherence",
     "ProjectionReconciler",
     "Reconciled",
@@ -45,3 +52,11 @@ __all__ = [
     "seasonal_naive",
     "to_long",
 ]
+
+LAZY = {"HierarchicalForecaster": "probhard.forecasting.forecaster"}  # they need GluonTS
+
+
+def __getattr__(name: str) -> Any:
+    if name in LAZY:
+        return getattr(import_module(LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

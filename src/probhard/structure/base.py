@@ -10,17 +10,18 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
 
-CACHES = ("_copies", "_compressed_rows")  # attributes that belong to one dtype and device
+CACHES = ("_copies", "_compressed_rows", "_sizes")  # attributes that belong to one dtype and device
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -147,13 +148,20 @@ class Structure(OnDevice, ABC):
         """``|A| |x|``, the scale against which a residual is rounding."""
 
 
-CSR_ENTRIES = 2_000  # entries from which plain values are multiplied as a compressed matrix
+COMPRESSED = 10_000  # entries times points from which a product with compressed rows is faster
+
+
+def plain(x: Tensor) -> bool:
+    """Whether the numbers of x may leave torch: on a CPU, outside compile, torch.func and forward-mode derivatives."""
+    if x.device.type != "cpu" or not checking() or forward_ad._current_level >= 0:
+        return False
+    return not torch._C._functorch.is_legacy_batchedtensor(x)  # of autograd.grad(..., is_grads_batched=True)
 
 
 class SparseMap(OnDevice):
     """A sparse matrix by its entries: ``apply`` and ``transpose`` gather, multiply and add.
 
-    Without a gradient, on a CPU, large ones are multiplied as compressed rows instead.
+    On a CPU, large products are taken with compressed rows instead.
     """
 
     def __init__(self, matrix: sp.spmatrix) -> None:
@@ -165,14 +173,14 @@ class SparseMap(OnDevice):
 
     def apply(self, x: Tensor) -> Tensor:
         """``A x`` for x (..., n)."""
-        if self._plain(x):
-            return self._compressed("rows", x)
+        if self._large(x):
+            return cast(Tensor, _Compressed.apply(x, self, False))
         return segment_sum(x.index_select(-1, self.column) * self.value, self.row, self.rows)
 
     def transpose(self, y: Tensor) -> Tensor:
         """``A^T y`` for y (..., q)."""
-        if self._plain(y):
-            return self._compressed("columns", y)
+        if self._large(y):
+            return cast(Tensor, _Compressed.apply(y, self, True))
         return segment_sum(y.index_select(-1, self.row) * self.value, self.column, self.variables)
 
     def dense(self) -> Tensor:
@@ -181,27 +189,46 @@ class SparseMap(OnDevice):
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, the scale against which a residual is rounding."""
-        if self._plain(x):
-            return self._compressed("sizes", x.abs())
-        return segment_sum((x.index_select(-1, self.column) * self.value).abs(), self.row, self.rows)
+        sizes = self.__dict__.get("_sizes")
+        if sizes is None:
+            sizes = copy.copy(self)
+            for name in CACHES:
+                sizes.__dict__.pop(name, None)
+            sizes.value = self.value.abs()
+            if checking() and not sizes.value.requires_grad:
+                self.__dict__["_sizes"] = sizes
+        return sizes.apply(x.abs())
 
-    def _plain(self, x: Tensor) -> bool:
-        """Whether x is a value only, and the matrix worth a compressed copy."""
-        large = self.value.dim() == 1 and len(self.value) >= CSR_ENTRIES and x.device.type == "cpu"
-        return large and checking() and x.dtype == self.value.dtype and not x.requires_grad
+    def _large(self, x: Tensor) -> bool:
+        """Whether the product is worth a compressed copy of the fixed matrix."""
+        if self.value.dim() > 1 or self.value.requires_grad or x.dtype != self.value.dtype:
+            return False
+        return len(self.value) * x.numel() >= COMPRESSED * max(1, x.shape[-1]) and plain(x)
 
-    def _compressed(self, kind: str, x: Tensor) -> Tensor:
-        """The product with compressed rows of A, of its transpose, or of its magnitudes."""
+    def compressed(self, turned: bool) -> Tensor:
+        """Compressed rows of A, or of its transpose."""
         made = self.__dict__.setdefault("_compressed_rows", {})
-        if kind not in made:
-            at = (self.column, self.row) if kind == "columns" else (self.row, self.column)
-            shape = (self.variables, self.rows) if kind == "columns" else (self.rows, self.variables)
-            values = self.value.abs() if kind == "sizes" else self.value
+        if turned not in made:
+            at = (self.column, self.row) if turned else (self.row, self.column)
+            shape = (self.variables, self.rows) if turned else (self.rows, self.variables)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch calls compressed tensors a beta feature
-                made[kind] = torch.sparse_coo_tensor(torch.stack(at), values, shape).coalesce().to_sparse_csr()
+                made[turned] = torch.sparse_coo_tensor(torch.stack(at), self.value, shape).coalesce().to_sparse_csr()
+        return made[turned]
+
+
+class _Compressed(torch.autograd.Function):
+    """A product with compressed rows; its adjoint is the product with the transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: SparseMap, turned: bool) -> Tensor:
+        ctx.matrix, ctx.turned = matrix, turned
         flat = x.reshape(-1, x.shape[-1])
-        return (made[kind] @ flat.mT).mT.contiguous().reshape(*x.shape[:-1], -1)
+        return (matrix.compressed(turned) @ flat.mT).mT.contiguous().reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.matrix.apply(gradient) if ctx.turned else ctx.matrix.transpose(gradient), None, None
 
 
 class DenseMap(OnDevice):

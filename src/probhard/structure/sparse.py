@@ -7,11 +7,17 @@
 
 With ``q_i(X) = a_i^T X a_i`` for column i of A, the oblique variance is ``w_i - w_i^2 q_i(Z)``; for another covariance
 S it is ``s_i - 2 w_i s_i q_i(Z) + w_i^2 q_i(N)`` with ``N = Z A S A^T Z``, the derivative of ``-Z`` along ``A S A^T``.
+
+On a CPU the numbers of a training step come from ``kernels`` where numba is installed; torch does the rest: other
+devices, derivatives of higher order, and what is traced.
 """
 
 from __future__ import annotations
 
 import copy
+from functools import cached_property
+from math import prod
+from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,58 +25,14 @@ import torch
 from torch import Tensor
 
 from probhard.errors import ParameterError, broadcast
-from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap
+from probhard.structure import kernels
+from probhard.structure.base import CACHES, Factor, Mapped, SparseMap, plain
 from probhard.structure.dense import DenseRows, cholesky_solve
-from probhard.structure.elimination import Plan, plan_elimination
+from probhard.structure.elimination import Assembly, Plan, gather_sum, lift, plan_elimination
+from probhard.structure.moments import _twice
 
 DENSE_LIMIT = 20_000_000  # entries of A up to which compiled code may hold it densely
-
-
-class Assembly(OnDevice):
-    """The map from weights w to the entries of ``A diag(w) A^T`` and back to the quadratic forms q_i."""
-
-    def __init__(self, matrix: sp.csr_array, plan: Plan) -> None:
-        columns = sp.csc_array(matrix)
-        place = sp.csr_array(matrix)  # the position of every entry among the rows' entries
-        place.data = np.arange(1, place.nnz + 1, dtype=np.float64)
-        place = sp.csc_array(place)
-        first: list[int] = []
-        second: list[int] = []
-        variable: list[int] = []
-        entry: list[int] = []
-        twice: list[float] = []
-        for i in range(matrix.shape[1]):
-            span = slice(columns.indptr[i], columns.indptr[i + 1])
-            rows, at = columns.indices[span].tolist(), (place.data[span] - 1).astype(int).tolist()
-            for a, row in enumerate(rows):
-                for c, other in enumerate(rows[: a + 1]):
-                    variable.append(i)
-                    entry.append(plan.entry_of[(row, other) if row < other else (other, row)])
-                    first.append(at[a])
-                    second.append(at[c])
-                    twice.append(1.0 if row == other else 2.0)
-        self.variables, self.entries = matrix.shape[1], plan.entries
-        self.variable, self.entry = torch.tensor(variable), torch.tensor(entry)
-        self.first, self.second = torch.tensor(first), torch.tensor(second)
-        self.twice = torch.tensor(twice, dtype=torch.float64)
-        self.product = self.form = self.twice
-        self.fill(torch.from_numpy(sp.csr_array(matrix).data.astype(np.float64)))
-
-    def fill(self, values: Tensor) -> None:
-        """Put in the values (*batch, entries of A) of the rows, sorted by row and column."""
-        leading = values.movedim(-1, 0)
-        self.product = leading.index_select(0, self.first) * leading.index_select(0, self.second)
-        self.form = self.product * lift(self.twice, self.product)
-
-    def assemble(self, weight: Tensor) -> Tensor:
-        """Entries (E, *batch) of ``A diag(w) A^T`` for weights (n, *batch)."""
-        terms = weight.index_select(0, self.variable) * lift(self.product, weight)
-        return gather_sum(terms, self.entry, self.entries)
-
-    def forms(self, entries: Tensor) -> Tensor:
-        """``a_i^T X a_i`` (n, *batch) from the entries (E, *batch) of X."""
-        terms = entries.index_select(0, self.entry) * lift(self.form, entries)
-        return gather_sum(terms, self.variable, self.variables)
+KERNEL_BLOCK = 64  # rows of a dense rest up to which the kernels are faster than LAPACK
 
 
 class SparseRows(Mapped):
@@ -78,6 +40,7 @@ class SparseRows(Mapped):
 
     map: SparseMap
     double = True
+    fixed = True  # whether the values are those that it was built with
 
     def __init__(self, matrix: sp.csr_array, plan: Plan | None = None) -> None:
         super().__init__(SparseMap(matrix))
@@ -89,8 +52,9 @@ class SparseRows(Mapped):
         twin = copy.copy(self)
         twin.map, twin.assembly = copy.copy(self.map), copy.copy(self.assembly)
         for part in (twin, twin.map, twin.assembly):
-            part.__dict__.pop("_copies", None)  # they hold the old values
-        twin.map.value = values
+            for name in CACHES:
+                part.__dict__.pop(name, None)  # they hold the old values
+        twin.fixed, twin.map.value = False, values
         twin.assembly.fill(values)
         return twin
 
@@ -110,8 +74,22 @@ class SparseRows(Mapped):
             f"dense block of {len(plan.block)}"
         )
 
+    @cached_property
+    def program(self) -> kernels.Program:
+        """What the kernels need to know of A."""
+        columns, assembly, rows = self.plan.columns, self.assembly, self.map
+        return (
+            *(columns.start, columns.row, columns.pair, columns.target),
+            *(assembly.variable.numpy(), columns.entry[assembly.entry.numpy()]),
+            *(assembly.product.numpy(), assembly.form.numpy()),
+            *(rows.row.numpy(), rows.column.numpy(), rows.value.numpy()),
+        )
+
     def factor(self, weight: Tensor) -> Factor:
         if not torch.compiler.is_dynamo_compiling():
+            suited = self.fixed and len(self.plan.block) <= KERNEL_BLOCK and weight.dtype == torch.float64
+            if kernels.AVAILABLE and suited and weight.numel() and plain(weight):
+                return KernelFactor(self, weight)
             return SparseFactor(self, weight)
         # Inductor (torch 2.13) miscompiles the gathers of the sparse factor in training graphs, without an error.
         if self.rows * self.variables > DENSE_LIMIT:
@@ -121,6 +99,10 @@ class SparseRows(Mapped):
                 "Leave the projection out of the compiled region with torch.compiler.disable.",
             )
         return DenseRows(self.dense()).factor(weight)
+
+    def plain_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The oblique moments by torch."""
+        return SparseFactor(self, weight).moments(z, b, weight)
 
 
 class SparseFactor(Factor):
@@ -171,14 +153,92 @@ class SparseFactor(Factor):
         return torch.cat([*(pivot.movedim(0, -1) for pivot in self.pivot), corner], -1)
 
 
-def lift(x: Tensor, like: Tensor) -> Tensor:
-    """``x`` (k, *batch) with dimensions added after the first, to broadcast with ``like`` (k, *samples, *batch)."""
-    return x.reshape(x.shape[0], *[1] * (like.dim() - x.dim()), *x.shape[1:])
+class KernelFactor(Factor):
+    """The same factor by compiled kernels, for one fixed A in float64 on a CPU."""
+
+    structure: SparseRows
+
+    def __init__(self, structure: SparseRows, weight: Tensor) -> None:
+        self.structure, self.weight = structure, weight
+        self.batch = weight.shape[:-1]
+        lanes = min(kernels.LANES, prod(self.batch))
+        self.columns, pivot = kernels.factorise(structure.program, _rows(weight), lanes)
+        self.pivot = torch.from_numpy(pivot).reshape(*self.batch, -1)
+
+    @cached_property
+    def plain(self) -> SparseFactor:
+        """The factor by torch."""
+        return SparseFactor(self.structure, self.weight)
+
+    def solve(self, r: Tensor) -> Tensor:
+        batch = broadcast(r.shape[:-1], self.batch)
+        if not plain(r) or batch[len(batch) - len(self.batch) :] != self.batch:
+            return self.plain.solve(r)
+        return cast(Tensor, KernelSolve.apply(r.expand(*batch, -1), self.weight, self))
+
+    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        if s is not self.weight or z.shape != s.shape or not plain(z):
+            return super().moments(z, b, s)
+        return cast(tuple[Tensor, Tensor], KernelMoments.apply(z, s, b, self))
+
+    def variance(self, s: Tensor) -> Tensor:
+        return self.plain.variance(s)
+
+    def pivots(self) -> Tensor:
+        return self.pivot
 
 
-def gather_sum(x: Tensor, segment: Tensor, count: int) -> Tensor:
-    """Sums of x (k, ...) over equal entries of ``segment`` (k,), as (count, ...)."""
-    return x.new_zeros(count, *x.shape[1:]).index_add(0, segment, x)
+class KernelSolve(torch.autograd.Function):
+    """``(r, w) -> (A W A^T)^-1 r`` for r (*samples, *batch, q)."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor, weight: Tensor, factor: KernelFactor) -> Tensor:
+        count, columns, right = prod(factor.batch), factor.columns, _rows(r)
+        if count == 1:  # samples take the place of the batch
+            count, columns = len(right), columns.repeat(min(kernels.LANES, len(right)), -1)
+        right = right.reshape(-1, count, r.shape[-1])
+        out = torch.from_numpy(kernels.solve(factor.structure.program, columns, right)).reshape(r.shape)
+        ctx.factor = factor
+        ctx.save_for_backward(out, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """``y = M^-1 x'`` for r, and ``-(A^T y)(A^T x)`` for the weights."""
+        x, weight = ctx.saved_tensors
+        y, pull = ctx.factor.solve(gradient), ctx.factor.structure.transpose
+        return y, -(pull(y) * pull(x)).sum_to_size(weight.shape) if ctx.needs_input_grad[1] else None, None
+
+
+class KernelMoments(torch.autograd.Function):
+    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric; z and w are (*batch, n)."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, factor: KernelFactor) -> tuple[Tensor, Tensor]:
+        program = factor.structure.program
+        right = _rows(b if b.dim() == 1 else b.expand(*factor.batch, -1))
+        found = kernels.moments(program, factor.columns, _rows(z), _rows(w), right)
+        mean, scale, multiplier, inverse = (torch.from_numpy(x) for x in found)
+        mean, scale = mean.reshape(z.shape), scale.reshape(z.shape)
+        ctx.factor = factor
+        ctx.save_for_backward(z, w, b, scale, multiplier, inverse)
+        return mean, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        z, w, b, scale, multiplier, inverse = ctx.saved_tensors
+        factor, (of_mean, of_scale) = ctx.factor, gradients
+        if torch.is_grad_enabled() or not plain(of_mean):
+            return (*_twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
+        sources = (_rows(w), multiplier.numpy(), _rows(scale), _rows(of_mean), _rows(of_scale))
+        found = kernels.moments_adjoint(factor.structure.program, factor.columns, inverse.numpy(), *sources)
+        of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in found)
+        return of_z, of_w, of_b.sum_to_size(b.shape), None
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    """The numbers of x (..., k) as one contiguous matrix."""
+    return x.detach().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
 def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
