@@ -1,0 +1,117 @@
+"""The training loss of a window and the rollout of its horizon, as a Lightning module.
+
+    loss = sum over steps and series of the score, in data units, over batch x steps x the typical sum over series:
+           with the CRPS, an estimate of the pooled CRPS;
+    rollout: y_{t+1} ~ projection(law(state, y_t, ...)), and the PROJECTED draw is what the next step sees.
+
+Laws are projected in data units: in the network's own float32 in training, in float64 before a draw.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from probhard.constraints.base import Constraint
+from probhard.distribution import LocationScale
+from probhard.forecasting.network import DeepVAR, State
+from probhard.forecasting.windows import Window
+from probhard.method import Method
+from probhard.model import Batch, ConstrainedModel
+
+ENTRIES = 2**20  # numbers per step of a rollout that are held at once
+
+
+class Start(NamedTuple):
+    """Where a rollout starts: at the end of the context."""
+
+    values: Tensor  # (1, lags + horizon, n), scaled
+    features: Tensor  # (1, horizon, F)
+    scale: Tensor  # (1, 1, n)
+    state: State
+
+
+class DeepVARModule(pl.LightningModule):
+    """A DeepVAR network under a constraint.
+
+    Args:
+        network: The network.
+        constraint: On the n series of one time step, in data units.
+        method: What is done about it in training and in rollouts.
+        lr: Learning rate of Adam.
+        weight_decay: Of Adam.
+    """
+
+    def __init__(
+        self, network: DeepVAR, constraint: Constraint, method: Method, lr: float = 1e-3, weight_decay: float = 1e-8
+    ) -> None:
+        super().__init__()
+        self.constraint, self.method, self.lr, self.weight_decay = constraint, method, lr, weight_decay
+        # squared residuals have the square of the data's unit: over the typical value they are comparable to the score
+        weighted = method.replace(penalty=method.penalty / float(network.typical.mean()))
+        self.model = ConstrainedModel(network, constraint, weighted)
+        self.projection = ConstrainedModel(nn.Identity(), constraint, method)  # takes laws instead of windows
+
+    @property
+    def network(self) -> DeepVAR:
+        """The network."""
+        return cast(DeepVAR, self.model.backbone)
+
+    def loss(self, window: Window) -> Tensor:
+        """The scaled score of a batch of windows, a scalar."""
+        target = window.target[:, self.network.layout.longest_lag :]  # (B, steps, n)
+        total = self.model.loss(Batch(window, target, ~torch.isnan(target)))
+        return total / (self.network.typical.sum() * target.shape[0] * target.shape[1])
+
+    def training_step(self, window: Window, index: int) -> Tensor:
+        """Loss of a batch; logged as ``train_loss``."""
+        return self._logged("train_loss", window)
+
+    def validation_step(self, window: Window, index: int) -> Tensor:
+        """Loss of a batch; logged as ``val_loss``."""
+        return self._logged("val_loss", window)
+
+    def _logged(self, name: str, window: Window) -> Tensor:
+        loss = self.loss(window)
+        self.log(name, loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(window.target))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+
+    @torch.no_grad()
+    def forward(self, window: Window, paths: int, generator: torch.Generator | None = None) -> Tensor:
+        """Sample paths of the horizon of one window, (paths, horizon, n) in float64."""
+        network, layout = self.network, self.network.layout
+        values, scale = network.scaled(window.target)  # (1, rows, n), (1, 1, n)
+        known = values[:, : layout.past], window.features[:, : layout.context_length]
+        _, state = network.recur(network.inputs(*known, scale))
+        start = Start(values[:, layout.context_length :], window.features[:, layout.context_length :], scale, state)
+        draws = torch.empty(
+            paths, layout.prediction_length, network.variables, dtype=torch.float64, device=scale.device
+        )
+        for chunk in draws.split(max(1, ENTRIES // network.variables)):
+            self._fill(chunk, start, generator)
+        return draws
+
+    def _fill(self, draws: Tensor, start: Start, generator: torch.Generator | None) -> None:
+        """Write paths from the state at the end of the context into ``draws`` (paths, horizon, n)."""
+        network, longest, paths = self.network, self.network.layout.longest_lag, len(draws)
+        values = start.values.repeat(paths, 1, 1)  # (paths, lags + horizon, n)
+        features, scale = start.features.expand(paths, -1, -1), start.scale.expand(paths, -1, -1)
+        state = [(h.repeat(1, paths, 1), c.repeat(1, paths, 1)) for h, c in start.state]
+        for step in range(features.shape[1]):
+            seen = values[:, step : step + longest + 1]  # its last row, the step itself, is not looked at
+            hidden, state = network.recur(network.inputs(seen, features[:, step : step + 1], scale), state)
+            law = double(network.law(hidden[:, 0], scale[:, 0]))
+            draws[:, step] = self.projection.forecast(law).sample((), generator)
+            values[:, longest + step] = (draws[:, step] / scale[:, 0]).to(values)
+
+
+def double(law: LocationScale) -> LocationScale:
+    """The same law in float64, so that its draws add up to rounding of float64."""
+    return LocationScale(law.loc.double(), law.cov.to(torch.float64), law.family, validate_args=False)
