@@ -1,11 +1,12 @@
 """DeepVAR: one recurrent network for all series of a hierarchy (Salinas et al., 2019).
 
-    scale_i = mean |y_i| over the observed context,
-    x_t = (y_{t - lag} / scale for every lag,  features_t,  log scale - mean log scale),
+    centre_i = mean y_i,  scale_i = mean |y_i|  over the observed context,
+    x_t = ((y_{t - lag} - centre) / scale for every lag,  features_t,  log scale - mean log scale),
     h_t = LSTM layers (x_t), each after the first with a residual,
-    z_t = scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units.
+    z_t = centre + scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units.
 
-Nothing here knows of constraints: the projection takes z_t as it is, in data units.
+Without the centre all inputs would be near 1, and one step of Adam would move every gate by their number. Nothing here
+knows of constraints: the projection takes z_t as it is, in data units.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,13 @@ SMALLEST_SPREAD = 1e-3
 FAMILIES: dict[str, Family] = {family.name: family for family in (NORMAL, LAPLACE, LOGISTIC, UNIFORM)}
 
 
+class Units(NamedTuple):
+    """What a series' values are measured from and in."""
+
+    centre: Tensor  # (B, 1, n)
+    scale: Tensor  # (B, 1, n)
+
+
 class DeepVAR(nn.Module):
     """Maps windows to the laws of all their context and horizon steps, each given the true values before it.
 
@@ -42,7 +50,7 @@ class DeepVAR(nn.Module):
         dropout_rate: Between the layers.
         rank: Columns of the low-rank part of the covariance; 0 is diagonal.
         family: Law of the noise.
-        scaling: Divide each series by its mean absolute value; else by 1.
+        scaling: Measure each series from its mean, in its mean absolute value; else as it is.
     """
 
     typical: Tensor
@@ -89,35 +97,35 @@ class DeepVAR(nn.Module):
 
     def forward(self, window: Window) -> LocationScale:
         """The laws of the context and horizon steps, batch (B, steps) and event n, in data units."""
-        values, scale = self.scaled(window.target)
-        hidden, _ = self.recur(self.inputs(values, window.features, scale))
-        return self.law(hidden, scale)
+        values, units = self.scaled(window.target)
+        hidden, _ = self.recur(self.inputs(values, window.features, units))
+        return self.law(hidden, units)
 
     def scaled(
         self,
         target: Tensor,  # (B, lags + context + horizon, n), NaN where unknown
-    ) -> tuple[Tensor, Tensor]:  # the same divided by the scale, 0 where unknown; (B, 1, n)
-        """Scale the targets by what the context shows of them."""
+    ) -> tuple[Tensor, Units]:  # the same in its units, 0 where unknown
+        """Measure the targets by what the context shows of them."""
         observed = ~torch.isnan(target)
         values = torch.where(observed, target, 0.0)
         if not self.scaling:
-            return values, torch.ones_like(values[:, :1])
+            return values, Units(torch.zeros_like(values[:, :1]), torch.ones_like(values[:, :1]))
         context = slice(self.layout.longest_lag, self.layout.past)
-        count = observed[:, context].sum(1, keepdim=True)
-        mean = values[:, context].abs().sum(1, keepdim=True) / count.clamp(min=1)
-        scale = torch.where(mean > 0, mean, self.typical)
-        return values / scale, scale
+        count = observed[:, context].sum(1, keepdim=True).clamp(min=1)
+        size = values[:, context].abs().sum(1, keepdim=True) / count
+        units = Units(values[:, context].sum(1, keepdim=True) / count, torch.where(size > 0, size, self.typical))
+        return torch.where(observed, (values - units.centre) / units.scale, 0.0), units
 
     def inputs(
         self,
         values: Tensor,  # (B, lags + steps, n)
         features: Tensor,  # (B, steps, F)
-        scale: Tensor,  # (B, 1, n)
+        units: Units,
     ) -> Tensor:  # (B, steps, inputs)
         """What the network sees at each step: never the value of the step itself."""
         steps, first = features.shape[1], self.layout.longest_lag
         lagged = [values[:, first - lag : first - lag + steps] for lag in self.layout.lags_seq]
-        size = scale.log()
+        size = units.scale.log()
         size = (size - size.mean(-1, keepdim=True)).expand(-1, steps, -1)  # free of the unit of measurement
         return torch.cat([*lagged, features, size], -1)
 
@@ -130,7 +138,7 @@ class DeepVAR(nn.Module):
             after.append(last)
         return hidden, after
 
-    def law(self, hidden: Tensor, scale: Tensor) -> LocationScale:
+    def law(self, hidden: Tensor, units: Units) -> LocationScale:
         """The law of each step in data units."""
         loc, raw, *factor = self.head(hidden).split([self.variables, self.variables, *self._factor_sizes()], -1)
         shift = math.log(math.expm1(FIRST_SPREAD))
@@ -139,7 +147,7 @@ class DeepVAR(nn.Module):
         if self.rank:
             columns = FIRST_SPREAD * factor[0].unflatten(-1, (self.variables, self.rank))
             cov = LowRank(columns, spread.square())
-        return LocationScale(loc, cov, self.family, validate_args=False).affine(scale)
+        return LocationScale(loc, cov, self.family, validate_args=False).affine(units.scale, units.centre)
 
     def _factor_sizes(self) -> list[int]:
         return [self.variables * self.rank] if self.rank else []

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from probhard.constraints.base import Constraint
 from probhard.distribution import LocationScale
-from probhard.forecasting.network import DeepVAR, State
+from probhard.forecasting.network import DeepVAR, State, Units
 from probhard.forecasting.windows import Window
 from probhard.method import Method
 from probhard.model import Batch, ConstrainedModel
@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
     values: Tensor  # (1, lags + horizon, n), scaled
     features: Tensor  # (1, horizon, F)
-    scale: Tensor  # (1, 1, n)
+    units: Units
     state: State
 
 
@@ -87,12 +87,12 @@ class DeepVARModule(pl.LightningModule):
     def forward(self, window: Window, paths: int, generator: torch.Generator | None = None) -> Tensor:
         """Sample paths of the horizon of one window, (paths, horizon, n) in float64."""
         network, layout = self.network, self.network.layout
-        values, scale = network.scaled(window.target)  # (1, rows, n), (1, 1, n)
+        values, units = network.scaled(window.target)  # (1, rows, n)
         known = values[:, : layout.past], window.features[:, : layout.context_length]
-        _, state = network.recur(network.inputs(*known, scale))
-        start = Start(values[:, layout.context_length :], window.features[:, layout.context_length :], scale, state)
+        _, state = network.recur(network.inputs(*known, units))
+        start = Start(values[:, layout.context_length :], window.features[:, layout.context_length :], units, state)
         draws = torch.empty(
-            paths, layout.prediction_length, network.variables, dtype=torch.float64, device=scale.device
+            paths, layout.prediction_length, network.variables, dtype=torch.float64, device=values.device
         )
         for chunk in draws.split(max(1, ENTRIES // network.variables)):
             self._fill(chunk, start, generator)
@@ -102,14 +102,15 @@ class DeepVARModule(pl.LightningModule):
         """Write paths from the state at the end of the context into ``draws`` (paths, horizon, n)."""
         network, longest, paths = self.network, self.network.layout.longest_lag, len(draws)
         values = start.values.repeat(paths, 1, 1)  # (paths, lags + horizon, n)
-        features, scale = start.features.expand(paths, -1, -1), start.scale.expand(paths, -1, -1)
+        features, *units = (part.expand(paths, -1, -1) for part in (start.features, *start.units))
         state = [(h.repeat(1, paths, 1), c.repeat(1, paths, 1)) for h, c in start.state]
+        now = Units(*(part[:, 0] for part in units))
         for step in range(features.shape[1]):
             seen = values[:, step : step + longest + 1]  # its last row, the step itself, is not looked at
-            hidden, state = network.recur(network.inputs(seen, features[:, step : step + 1], scale), state)
-            law = double(network.law(hidden[:, 0], scale[:, 0]))
+            hidden, state = network.recur(network.inputs(seen, features[:, step : step + 1], Units(*units)), state)
+            law = double(network.law(hidden[:, 0], now))
             draws[:, step] = self.projection.forecast(law).sample((), generator)
-            values[:, longest + step] = (draws[:, step] / scale[:, 0]).to(values)
+            values[:, longest + step] = ((draws[:, step] - now.centre) / now.scale).to(values)
 
 
 def double(law: LocationScale) -> LocationScale:

@@ -201,9 +201,9 @@ class SparseMap(OnDevice):
 
     def _large(self, x: Tensor) -> bool:
         """Whether the product is worth a compressed copy of the fixed matrix."""
-        if self.value.dim() > 1 or self.value.requires_grad or x.dtype != self.value.dtype:
-            return False
-        return len(self.value) * x.numel() >= COMPRESSED * max(1, x.shape[-1]) and plain(x)
+        if self.value.dim() > 1 or self.value.requires_grad or x.dtype != self.value.dtype or not plain(x):
+            return False  # before sizes are compared, which would fix a dynamic one
+        return len(self.value) * x.numel() >= COMPRESSED * max(1, x.shape[-1])
 
     def compressed(self, turned: bool) -> Tensor:
         """Compressed rows of A, or of its transpose."""

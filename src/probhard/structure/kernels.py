@@ -223,13 +223,13 @@ def solve(program: Program, factor: Array, right: Array) -> Array:
 
 
 @compiled
-def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tuple[Array, Array, Array, Array]:
-    """Points, roots of variances (batch, n), multipliers m (batch, q) and Z; b is (batch, q), or (1, q) for all."""
+def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Points, roots of the variances (batch, n) and multipliers m (batch, q); b is (batch, q), or (1, q) for all."""
     row, variable, value = program[8], program[9], program[10]
     chunks, entries, lanes = factor.shape
     n, rows = z.shape[1], b.shape[1]
     mean, scale, multiplier = np.empty_like(z), np.empty_like(z), np.empty((z.shape[0], rows))
-    inverse, work, r = np.empty((chunks, entries, lanes)), np.empty((3, n, lanes)), np.empty((rows, lanes))
+    inverse, work, r = np.empty((entries, lanes)), np.empty((3, n, lanes)), np.empty((rows, lanes))
     point, weight, pull = work[0], work[1], work[2]
     for c in range(chunks):
         _load(z, c * lanes, point)
@@ -243,18 +243,17 @@ def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tu
         _product(variable, row, value, r, pull)
         point -= weight * pull
         _store(point, c * lanes, mean)
-        _invert(program, factor[c], inverse[c])
-        _forms(program, inverse[c], pull)
+        _invert(program, factor[c], inverse)
+        _forms(program, inverse, pull)
         point[:] = np.sqrt(np.maximum(weight - weight * weight * pull, 0.0))
         _store(point, c * lanes, scale)
-    return mean, scale, multiplier, inverse
+    return mean, scale, multiplier
 
 
 @compiled
 def moments_adjoint(
     program: Program,
     factor: Array,
-    inverse: Array,
     w: Array,  # (batch, n)
     multiplier: Array,  # (batch, q)
     scale: Array,  # (batch, n)
@@ -266,32 +265,34 @@ def moments_adjoint(
     chunks, entries, lanes = factor.shape
     (count, n), rows = w.shape, multiplier.shape[1]
     of_z, of_w, of_b = np.empty((count, n)), np.empty((count, n)), np.empty((count, rows))
-    work, g, r = np.empty((5, n, lanes)), np.empty((entries, lanes)), np.empty((2, rows, lanes))
+    work, inverse, g = np.empty((5, n, lanes)), np.empty((entries, lanes)), np.empty((entries, lanes))
     weight, up, down, pull, out = work[0], work[1], work[2], work[3], work[4]
+    r, scratch = np.empty((rows, lanes)), np.empty((rows, lanes))
     for c in range(chunks):
         _load(w, c * lanes, weight)
-        _load(multiplier, c * lanes, r[0])
+        _load(multiplier, c * lanes, r)
         pull[:] = 0.0
-        _product(variable, row, value, r[0], pull)  # A^T m
+        _product(variable, row, value, r, pull)  # A^T m
         _load(of_mean, c * lanes, up)
         out[:] = weight * up
-        r[0] = 0.0
-        _product(row, variable, value, out, r[0])
-        _substitute(program, factor[c], r[0])
-        _store(r[0], c * lanes, of_b)
+        r[:] = 0.0
+        _product(row, variable, value, out, r)
+        _substitute(program, factor[c], r)
+        _store(r, c * lanes, of_b)
         down[:] = 0.0
-        _product(variable, row, value, r[0], down)  # A^T y
+        _product(variable, row, value, r, down)  # A^T y
         up -= down
         out[:] = -pull * up
         _store(up, c * lanes, of_z)
         _load(of_scale, c * lanes, up)
         _load(scale, c * lanes, down)
-        _forms(program, inverse[c], pull)
+        _invert(program, factor[c], inverse)  # again, which takes no longer than to keep it
+        _forms(program, inverse, pull)
         up *= 0.5 * down / (down * down + TINY)  # the gradient of v, 0 where v is 0
         out += up * (1.0 - 2.0 * weight * pull)
         up *= weight * weight
         _assemble(program, up, g)
-        _differentiate(program, factor[c], inverse[c], g, r[1])
+        _differentiate(program, factor[c], inverse, g, scratch)
         _forms(program, g, pull)
         out += pull
         _store(out, c * lanes, of_w)

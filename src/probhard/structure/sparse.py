@@ -88,7 +88,7 @@ class SparseRows(Mapped):
     def factor(self, weight: Tensor) -> Factor:
         if not torch.compiler.is_dynamo_compiling():
             suited = self.fixed and len(self.plan.block) <= KERNEL_BLOCK and weight.dtype == torch.float64
-            if kernels.AVAILABLE and suited and weight.numel() and plain(weight):
+            if kernels.AVAILABLE and suited and plain(weight) and weight.numel():
                 return KernelFactor(self, weight)
             return SparseFactor(self, weight)
         # Inductor (torch 2.13) miscompiles the gathers of the sparse factor in training graphs, without an error.
@@ -218,20 +218,20 @@ class KernelMoments(torch.autograd.Function):
         program = factor.structure.program
         right = _rows(b if b.dim() == 1 else b.expand(*factor.batch, -1))
         found = kernels.moments(program, factor.columns, _rows(z), _rows(w), right)
-        mean, scale, multiplier, inverse = (torch.from_numpy(x) for x in found)
+        mean, scale, multiplier = (torch.from_numpy(x) for x in found)
         mean, scale = mean.reshape(z.shape), scale.reshape(z.shape)
         ctx.factor = factor
-        ctx.save_for_backward(z, w, b, scale, multiplier, inverse)
+        ctx.save_for_backward(z, w, b, scale, multiplier)
         return mean, scale
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        z, w, b, scale, multiplier, inverse = ctx.saved_tensors
+        z, w, b, scale, multiplier = ctx.saved_tensors
         factor, (of_mean, of_scale) = ctx.factor, gradients
         if torch.is_grad_enabled() or not plain(of_mean):
             return (*_twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
         sources = (_rows(w), multiplier.numpy(), _rows(scale), _rows(of_mean), _rows(of_scale))
-        found = kernels.moments_adjoint(factor.structure.program, factor.columns, inverse.numpy(), *sources)
+        found = kernels.moments_adjoint(factor.structure.program, factor.columns, *sources)
         of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in found)
         return of_z, of_w, of_b.sum_to_size(b.shape), None
 

@@ -1,0 +1,380 @@
+"""Forecasts of a whole hierarchy from a long frame, in the form that Nixtla's users know.
+
+    paths:     y^(s)_1, ..., y^(s)_h,  s = 1, ..., S,     drawn by DeepVAR; of a projecting method all are feasible
+    mean:      (1 / S) sum over s of y^(s),               which adds up as the paths do
+    interval:  quantiles over s, series by series,        within the bounds, but quantiles of sums are not sums of
+               quantiles: intervals need not add up.
+
+Series that move little from step to step are learned as changes, which add up as they do,
+
+    y_(T+k) = projection(y_T + d_1 + ... + d_k),          d: paths of changes, drawn by DeepVAR,
+
+because a network that sees levels cannot tell changes of a thousandth of them. What training needs beyond the data is
+chosen by ``defaults`` from their frequency and size.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import narwhals as nw
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from tqdm import tqdm
+
+from probhard.constraints import Box, Constraint, Hierarchy
+from probhard.errors import ParameterError
+from probhard.forecasting.baselines import last_value
+from probhard.forecasting.data import HierarchicalData, require
+from probhard.forecasting.estimator import DeepVAREstimator
+from probhard.forecasting.frames import from_frame, to_long
+from probhard.forecasting.nixtla import Columns
+from probhard.forecasting.predictor import DeepVARPredictor
+from probhard.forecasting.seasons import default_lags
+from probhard.forecasting.storage import constraint_from_record, constraint_record
+from probhard.forecasting.training import DeepVARModule
+from probhard.method import Method, as_method
+
+FORMAT, FORMAT_VERSION = "probhard-forecaster", 1
+COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
+SMOOTH = 0.05  # typical change between steps, relative to the level, below which changes are learned
+LONGEST_CONTEXT = 60  # steps, besides the horizon: an LSTM learns no more from longer ones, and takes longer
+
+
+def default_horizon(data: HierarchicalData) -> int:
+    """The usual horizon of the data: one season, but at most a quarter of the rows."""
+    return data.horizon or max(1, min(data.season, len(data.index) // 4))
+
+
+def smooth(data: HierarchicalData) -> bool:
+    """Whether the series move so little from step to step that their changes are learned."""
+    steps, level = np.abs(np.diff(data.values, axis=0)), np.abs(data.values[1:])
+    known = ~np.isnan(steps)
+    return bool(known.any() and steps[known].sum() < SMOOTH * level[known].sum())
+
+
+def defaults(data: HierarchicalData, horizon: int, changes: bool) -> dict[str, Any]:
+    """Settings of ``DeepVAREstimator`` for data of this frequency and size; ``max_epochs`` goes to its trainer."""
+    rows, nodes = data.values.shape
+    lags = {1, *default_lags(data.freq), data.season}
+    small = nodes < 100  # few series bear, and need, larger steps
+    return {
+        "context_length": max(1, min(2 * max(horizon, data.season), LONGEST_CONTEXT + horizon, rows // 2)),
+        "lags_seq": sorted(lag for lag in lags if lag == 1 or lag <= rows // 2),
+        "hidden_size": 16 if changes else 40,  # changes are mostly noise, which a large network learns by heart
+        "lr": 1e-2 if small else 1e-3,
+        "batch_size": 32 if nodes < 500 else 16,
+        "num_batches_per_epoch": 50,
+        "max_epochs": 3 if changes and small else 10,
+    }
+
+
+class HierarchicalForecaster:
+    """Trains DeepVAR on all nodes of a hierarchy and draws coherent forecasts of them.
+
+    Args:
+        keys, S, tags: The hierarchy, as in ``from_frame``.
+        freq, season: Frequency, and steps after which the seasons repeat; found from the stamps unless given.
+        method: A name in ``METHODS`` or a ``Method``.
+        nonnegative, upper: Bounds on every draw; ``upper`` is a number, or numbers by the names of nodes.
+        horizon: Steps of a training window; forecasts may be longer or shorter.
+        changes: Whether to learn changes between steps instead of levels; by default where series are ``smooth``.
+        epochs, network: Instead of ``defaults``; ``network`` are options of ``DeepVAREstimator``.
+        num_samples, seed: Draws behind a forecast; seed of weights, windows and draws.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        *,
+        S: Any = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        freq: str | None = None,
+        season: int | None = None,
+        method: str | Method = "probhard-or",
+        nonnegative: bool = False,
+        upper: float | Mapping[str, float] | None = None,
+        horizon: int | None = None,
+        changes: bool | None = None,
+        epochs: int | None = None,
+        num_samples: int = 1000,
+        seed: int = 0,
+        **network: Any,
+    ) -> None:
+        self.keys, self.S, self.tags, self.freq, self.season = keys, S, tags, freq, season
+        self.method, self.nonnegative, self.upper = method, nonnegative, upper
+        self.horizon, self.epochs, self.num_samples, self.seed = horizon, epochs, num_samples, seed
+        self.changes, self.network = changes, network
+        self.reading: dict[str, Any] = {}
+        self.like: Any = None
+        self._trained: tuple[HierarchicalData, DeepVARPredictor] | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the column of means, and beginning of those of intervals."""
+        return self.method if isinstance(self.method, str) else "probhard"
+
+    @property
+    def data(self) -> HierarchicalData:
+        """The history that was fitted."""
+        return self._fitted()[0]
+
+    @property
+    def predictor(self) -> DeepVARPredictor:
+        """The trained GluonTS predictor."""
+        return self._fitted()[1]
+
+    @property
+    def constraint(self) -> Constraint:
+        """What every draw of a projecting method obeys."""
+        box = _bounds(self.data, self.nonnegative, self.upper)
+        return self.data.hierarchy if box is None else self.data.hierarchy & box
+
+    def fit(self, df: Any, *, progress: str = "", **reading: Any) -> Self:
+        """Train on a long frame (pandas or polars), or on ``HierarchicalData``.
+
+        ``reading`` are options of ``from_frame``: id_col, time_col, target_col, on_gap, coherence. With ``progress``,
+        a label, a terminal shows a bar.
+        """
+        data = self._read(df, reading)
+        box = _bounds(data, self.nonnegative, self.upper)
+        self.changes = smooth(data) if self.changes is None else self.changes
+        horizon = self.horizon or default_horizon(data)
+        options = {**defaults(data, horizon, self.changes), **self.network}
+        trainer = {"max_epochs": self.epochs or options["max_epochs"], "enable_progress_bar": False}
+        trainer |= {"callbacks": [_Bar(progress)]} if progress else {}
+        del options["max_epochs"]
+        estimator = DeepVAREstimator(
+            freq=data.freq,
+            prediction_length=horizon,
+            hierarchy=data.hierarchy,
+            method=self.method,
+            constraint=None if self.changes else box,
+            num_parallel_samples=self.num_samples,
+            trainer_kwargs=trainer,
+            seed=self.seed,
+            **options,
+        )
+        with _training():
+            self._trained = data, cast(DeepVARPredictor, estimator.train(self._seen(data).to_gluonts()))
+        self.reading, self.like = reading, None
+        if not isinstance(df, HierarchicalData):
+            self.like = nw.from_native(df, eager_only=True).head(1).to_native()
+        return self
+
+    def update(self, df: Any) -> Self:
+        """Start from another history of the same hierarchy, without training anew."""
+        self._trained = self._read(df, self.reading), self.predictor
+        return self
+
+    def predict(self, h: int | None = None, level: Sequence[float] | None = (80, 95)) -> Any:
+        """Means and intervals of all nodes for the next h steps, a long frame of the library of the fitted one.
+
+        Every draw adds up, and so do the means; the ends of intervals are quantiles, which need not.
+        """
+        draws, data = self.sample(h), self.data
+        names = {**COLUMNS, **{name: self.reading[name] for name in COLUMNS if name in self.reading}}
+        columns = summary(draws, self.model, level or ())
+        return to_long(columns, data.names, data.future(draws.shape[1]), self.like, **names)
+
+    def sample(self, h: int | None = None, num_samples: int | None = None) -> np.ndarray:
+        """Sample paths of all nodes, (num_samples, h, n), in the order of ``data.names``."""
+        predictor = _extended(self.predictor, self.predictor.prediction_length if h is None else h)
+        (forecast,) = predictor.predict(self._seen(self.data).to_gluonts(), num_samples or self.num_samples)
+        draws = np.asarray(forecast.samples)
+        return self._levels(draws) if self.changes else draws
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the forecaster and its history to a folder of plain files."""
+        path = Path(folder)
+        self.predictor.serialize(path / "predictor")
+        data, (record, arrays) = self.data, constraint_record(self.data.hierarchy)
+        names = ("freq", "season", "nonnegative", "upper", "horizon", "changes", "epochs", "num_samples", "seed")
+        content = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "keys": self.keys,
+            "method": self.method if isinstance(self.method, str) else None,
+            "options": {**{name: getattr(self, name) for name in names}, **self.network},
+            "reading": self.reading,
+            "like": _like_record(self.like, self.reading),
+            "hierarchy": record,
+            "data": {"start": str(data.index[0]), "freq": data.freq, "season": data.season, "name": data.name},
+        }
+        (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        np.savez(path / "history.npz", values=data.values, **arrays)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> HierarchicalForecaster:
+        """Read a folder written by ``save``; never runs code from its files."""
+        path = Path(folder)
+        file = path / "forecaster.json"
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if content.get("format") != FORMAT or content.get("version") != FORMAT_VERSION:
+            raise ParameterError(
+                f"{file} is not a saved forecaster of format version {FORMAT_VERSION}.",
+                "It is missing, or another program or version wrote it.",
+                "Pass a folder written by HierarchicalForecaster.save of this version.",
+            )
+        pandas = require("pandas", "HierarchicalForecaster")
+        predictor = DeepVARPredictor.deserialize(path / "predictor")
+        with np.load(path / "history.npz", allow_pickle=False) as arrays:
+            hierarchy = cast(Hierarchy, constraint_from_record(content["hierarchy"], arrays))
+            values = arrays["values"]
+        about = content["data"]
+        index = pandas.period_range(about["start"], periods=len(values), freq=about["freq"])
+        data = HierarchicalData(values, index, hierarchy, season=about["season"], name=about["name"])
+        S = None
+        if content["keys"] is None:
+            S = pandas.DataFrame(hierarchy.summation.toarray(), data.names, data.names[hierarchy.aggregates :])
+        tags = None if content["keys"] or not hierarchy.tags else hierarchy.tags
+        method = content["method"] or predictor.prediction_net.method
+        made = cls(content["keys"], S=S, tags=tags, method=method, **content["options"])
+        made.reading, made.like = content["reading"], _like(content["like"], content["reading"])
+        made._trained = data, predictor
+        return made
+
+    def _fitted(self) -> tuple[HierarchicalData, DeepVARPredictor]:
+        if self._trained is None:
+            raise ParameterError(
+                "This forecaster has not been fitted.", "It has no network and no history.", "Call fit(df) first."
+            )
+        return self._trained
+
+    def _seen(self, data: HierarchicalData) -> HierarchicalData:
+        """What the network sees: the data, or their changes."""
+        if not self.changes:
+            return data
+        steps = np.diff(data.values, axis=0)
+        return HierarchicalData.from_matrix(steps, data.hierarchy, data.index[1:], coherence="aggregate")
+
+    def _levels(self, changes: np.ndarray) -> np.ndarray:
+        """Paths from the last values on by their changes (S, H, n), projected on the bounds by projecting methods."""
+        draws = last_value(self.data, 1) + changes.cumsum(1)
+        step = as_method(self.method).inference
+        layer = step.layer()
+        if layer is None or step.linear_only or self.constraint is self.data.hierarchy:
+            return draws
+        return layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
+
+    def _read(self, df: Any, reading: Mapping[str, Any]) -> HierarchicalData:
+        if isinstance(df, HierarchicalData):
+            return df
+        return from_frame(df, self.keys, S=self.S, tags=self.tags, freq=self.freq, season=self.season, **reading)
+
+
+def summary(draws: np.ndarray, model: str, level: Sequence[float]) -> dict[str, np.ndarray]:
+    """Mean and interval ends of draws (S, H, n) by their column, each (H, n)."""
+    columns = Columns(model)
+    columns.add_levels(level)
+    ends = np.quantile(draws, list(columns.quantiles.values()), axis=0) if columns.quantiles else ()
+    return {model: draws.mean(0), **dict(zip(columns.quantiles, ends))}
+
+
+def _bounds(data: HierarchicalData, nonnegative: bool, upper: float | Mapping[str, float] | None) -> Box | None:
+    """The box of all nodes, or None; refused if the history lies outside."""
+    if not nonnegative and upper is None:
+        return None
+    high = np.full(len(data.names), np.inf)
+    if isinstance(upper, Mapping):
+        for node, bound in upper.items():
+            high[data.hierarchy.index(node)] = bound
+    elif upper is not None:
+        high[:] = upper
+    low = 0.0 if nonnegative else -np.inf
+    outside = (data.values < low) | (data.values > high)
+    if outside.any():
+        row, column = np.argwhere(outside)[0]
+        raise ParameterError(
+            f"Series {data.names[column]!r} is {data.values[row, column]:.6g} at {data.index[row]}, outside its bounds "
+            f"[{low:g}, {high[column]:g}].",
+            "Forecasts within bounds cannot follow a history that is not.",
+            "Correct the value, or leave out the bound.",
+        )
+    return Box(low, torch.from_numpy(high))
+
+
+def _extended(predictor: DeepVARPredictor, h: int) -> DeepVARPredictor:
+    """The same network drawing paths of h steps: a rollout can stop anywhere."""
+    module = cast(DeepVARModule, predictor.prediction_net)
+    if h < 1:
+        raise ParameterError(f"h={h} steps were asked for.", "A forecast has at least one.", "Pass a positive h.")
+    network = copy.copy(module.network)  # weights are shared
+    network.layout = replace(network.layout, prediction_length=h)
+    twin = DeepVARModule(network, module.constraint, module.method)
+    return DeepVARPredictor(twin, predictor.num_parallel_samples, predictor.seed, predictor.device)
+
+
+class _Bar(Callback):
+    """A progress bar of training, only in a terminal."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        steps = trainer.max_epochs * trainer.num_training_batches
+        self.bar = tqdm(total=steps, desc=self.label, unit="step", disable=None)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.bar.update()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.bar.set_postfix(loss=f"{float(trainer.callback_metrics['train_loss']):.4g}")
+
+    def on_train_end(self, *args: Any) -> None:
+        self.bar.close()
+
+    def on_exception(self, *args: Any) -> None:
+        self.bar.close()
+
+
+@contextmanager
+def _training() -> Iterator[None]:
+    """Lightning without its remarks on hardware and loaders; its answer to Ctrl-C, an exit, is undone."""
+    logger, handler = logging.getLogger("lightning.pytorch"), signal.getsignal(signal.SIGINT)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    except SystemExit as end:
+        raise KeyboardInterrupt from end
+    finally:
+        logger.setLevel(level)
+        if signal.getsignal(signal.SIGINT) is not handler:  # Lightning ignores further ones
+            signal.signal(signal.SIGINT, handler)
+
+
+def _like_record(like: Any, reading: Mapping[str, Any]) -> list[str] | None:
+    """A frame's library, and kind and value of its first stamp, from which ``_like`` makes another."""
+    if like is None:
+        return None
+    table = nw.from_native(like, eager_only=True)
+    column = table.get_column(reading.get("time_col", COLUMNS["time_col"]))
+    kinds = {nw.Date: "date", nw.Datetime: "datetime", nw.String: "text"}
+    kind = next((text for dtype, text in kinds.items() if column.dtype == dtype), "other")
+    return [nw.get_native_namespace(table).__name__, kind, str(column.to_list()[0])]
+
+
+def _like(record: Sequence[str] | None, reading: Mapping[str, Any]) -> Any:
+    if record is None:
+        return None
+    library, kind, text = record
+    stamp: Any = text
+    if kind in ("date", "datetime"):
+        stamp = require("pandas", "HierarchicalForecaster").Timestamp(text).tz_localize(None).to_pydatetime()
+        stamp = stamp.date() if kind == "date" else stamp
+    content = {} if kind == "other" else {reading.get("time_col", COLUMNS["time_col"]): [stamp]}
+    return require(library, "HierarchicalForecaster").DataFrame(content)
