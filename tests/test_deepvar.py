@@ -216,6 +216,18 @@ def test_series_without_a_scale_in_the_context():
     assert np.isfinite(made.loss(windows.at(windows.origins)).item())
 
 
+@pytest.mark.parametrize(("scaling", "centre"), [("mean", 0.0), ("centre", 1.0)])
+def test_units_of_an_untrained_network(scaling, centre):
+    y = history()
+    windows = Windows([entry(y)], LAYOUT)
+    network = DeepVAR(LAYOUT, 7, hidden_size=5, scaling=scaling)
+    torch.nn.init.zeros_(network.head.weight)
+    law = network(windows.at(windows.origins[:1]))
+    mean = torch.as_tensor(y.T[4:10].mean(0), dtype=torch.float32)
+    torch.testing.assert_close(law.loc[0], centre * mean.expand(9, 7), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(law.marginals.scale[0], 0.101 * mean.expand(9, 7), rtol=1e-5, atol=0.0)
+
+
 def test_low_rank_covariance_in_data_units():
     windows = Windows([entry(history())], LAYOUT)
     network = module(network=DeepVAR(LAYOUT, 7, hidden_size=5, rank=2), windows=windows).network.double()
@@ -247,10 +259,11 @@ def test_penalty_is_homogeneous():
 # --- rollout ---
 
 
-def test_rollout_is_the_plain_loop():
+@pytest.mark.parametrize("scaling", ["mean", "centre", "none"])
+def test_rollout_is_the_plain_loop(scaling):
     """Each step by running the whole window again with the draws so far, and one dense projection."""
     y = history(40)
-    network = DeepVAR(LAYOUT, 7, hidden_size=5).double()
+    network = DeepVAR(LAYOUT, 7, hidden_size=5, scaling=scaling).double()
     made = module("probhard-or", network, Windows([entry(y)], LAYOUT))
     window = Window(*(x.double() for x in Series.of(entry(y), LAYOUT, 3).last(LAYOUT)))
     paths = made(window, 4, torch.Generator().manual_seed(5))
@@ -483,6 +496,7 @@ def _trained_on(target, **more):
         (lambda: estimator(freq="fortnight"), "freq='fortnight'"),
         (lambda: estimator(time_features=["moon"]), "'moon'"),
         (lambda: estimator(method="magic"), "'magic'"),
+        (lambda: estimator(scaling="log").train([entry(history())]), "'log'"),
         (_trained_on(history()[0]), "target has shape"),
         (_trained_on(history()[:5]), "data have 5 series, the constraint 7"),
         (_trained_on(history(3)), "longest entry has 3 rows"),

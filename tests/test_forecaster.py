@@ -229,7 +229,7 @@ def test_settings_follow_size_and_frequency() -> None:
     data = from_frame(frame(), ["state", "region"])
     found = module.defaults(data, 4, changes=False)
     assert found["lags_seq"] == [1, 12]
-    assert found["context_length"] == 20  # two seasons, but at most half of the rows
+    assert found["context_length"] == 24  # two seasons
     short = module.defaults(from_frame(frame(16), ["state", "region"]), 2, changes=False)
     assert short["lags_seq"] == [1]  # a season back would be out of sight
     assert module.default_horizon(data) == 10

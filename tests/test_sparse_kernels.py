@@ -13,7 +13,7 @@ import probhard as ph
 from probhard.structure import kernels
 from probhard.structure.base import SparseMap
 from probhard.structure.sparse import KernelFactor, SparseFactor, SparseRows
-from registry import crossed, rand, randn
+from registry import binary_tree, crossed, rand, randn
 
 needs_numba = pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed, so there are no kernels")
 
@@ -256,3 +256,32 @@ def test_other_values_leave_no_trace_of_the_first():
     w, r = rand(3, structure.variables), randn(3, structure.rows)
     expected = torch.linalg.solve(dense @ torch.diag_embed(w) @ dense.mT, r.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(other.factor(w).solve(r), expected, rtol=1e-9, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------------- many points, one fixed weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("budget", [False, True])
+def test_many_points_of_a_tree_under_a_fixed_metric(dtype, budget):
+    """One product with the squared entries of P gives what the sweeps give to few points."""
+    constraint = ph.Hierarchy(binary_tree(3)).to(dtype)
+    constraint = constraint.fix([3], [2.0]) if budget else constraint
+    n, layer = constraint.variables, ph.DPPL("orthogonal")
+    inputs = leaf(randn(2, 40, n).to(dtype)), leaf((rand(2, 40, n) * 10 ** (3 * rand(2, 40, n))).to(dtype))
+    found = layer(inputs, constraint)
+    few = [layer((inputs[0][0, i], inputs[1][0, i]), constraint) for i in range(3)]
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(found.scale[0, :3], torch.stack([one.scale for one in few]), **tolerance)
+    P = layer.freeze(constraint.to(torch.float64)).projector
+    variance = inputs[1].double().square()
+    if budget:
+        assert found.scale[..., 3].tolist() == [[0.0] * 40] * 2
+        variance = variance.index_fill(-1, torch.tensor([3]), 0.0)
+    expected = (variance @ P.square().mT).clamp(min=1e-300).sqrt()
+    torch.testing.assert_close(found.scale, expected.to(dtype), **tolerance)
+    pull = randn(2, 40, n)
+    for a, c in zip(
+        torch.autograd.grad(found.scale, inputs[1], pull.to(dtype)), torch.autograd.grad(expected, inputs[1], pull)
+    ):
+        torch.testing.assert_close(a, c, **tolerance)

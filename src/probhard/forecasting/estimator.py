@@ -41,6 +41,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         context_length: Steps read before the horizon H; by default 3 H, at least the longest lag.
         lags_seq, time_features: By default those of the frequency; time features are names in ``CYCLES``.
         rank, family: Columns of the covariance's low-rank part (0 is diagonal), and ``NORMAL`` or ``student_t(df)``.
+        scaling: By ``"mean"`` absolute value (True), from the ``"centre"`` as well, or ``"none"`` (False).
         num_feat_dynamic_real: Rows of ``feat_dynamic_real`` in every entry.
         seed: Of weights, windows and draws.
     """
@@ -60,7 +61,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         dropout_rate: float = 0.1,
         rank: int = 0,
         family: Family = NORMAL,
-        scaling: bool = True,
+        scaling: bool | str = True,
         num_feat_dynamic_real: int = 0,
         lr: float = 1e-3,
         weight_decay: float = 1e-8,
@@ -92,7 +93,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
             "dropout_rate": dropout_rate,
             "rank": rank,
             "family": family,
-            "scaling": scaling,
+            "scaling": scaling if isinstance(scaling, str) else "mean" if scaling else "none",
         }
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.batch_size, self.num_batches_per_epoch = batch_size, num_batches_per_epoch

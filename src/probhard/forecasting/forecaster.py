@@ -70,8 +70,9 @@ def defaults(data: HierarchicalData, horizon: int, changes: bool) -> dict[str, A
     lags = {1, *default_lags(data.freq), data.season}
     small = nodes < 100  # few series bear, and need, larger steps
     return {
-        "context_length": max(1, min(2 * max(horizon, data.season), LONGEST_CONTEXT + horizon, rows // 2)),
+        "context_length": min(2 * max(horizon, data.season, 12), LONGEST_CONTEXT + horizon),
         "lags_seq": sorted(lag for lag in lags if lag == 1 or lag <= rows // 2),
+        "scaling": "centre",
         "hidden_size": 16 if changes else 40,  # changes are mostly noise, which a large network learns by heart
         "lr": 1e-2 if small else 1e-3,
         "batch_size": 32 if nodes < 500 else 16,

@@ -1,12 +1,12 @@
 """DeepVAR: one recurrent network for all series of a hierarchy (Salinas et al., 2019).
 
-    centre_i = mean y_i,  scale_i = mean |y_i|  over the observed context,
+    scale_i = mean |y_i|,  centre_i = 0 or mean y_i,  over the observed context,
     x_t = ((y_{t - lag} - centre) / scale for every lag,  features_t,  log scale - mean log scale),
     h_t = LSTM layers (x_t), each after the first with a residual,
     z_t = centre + scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units.
 
-Without the centre all inputs would be near 1, and one step of Adam would move every gate by their number. Nothing here
-knows of constraints: the projection takes z_t as it is, in data units.
+With a centre of 0 all inputs are near 1 and a step of Adam moves every gate by their number: slow with many series, but
+a brake on overfitting few rows. Nothing here knows of constraints: the projection takes z_t as it is, in data units.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from probhard.covariance import Covariance, Diagonal, LowRank
 from probhard.distribution import LocationScale
+from probhard.errors import check_choice
 from probhard.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
 from probhard.forecasting.windows import Layout, Window
 
@@ -29,6 +30,7 @@ State = list[tuple[Tensor, Tensor]]  # hidden and cell state of every layer, (1,
 
 FIRST_SPREAD = 0.1  # of an untrained network, relative to the scale of a series
 SMALLEST_SPREAD = 1e-3
+SCALINGS = ("mean", "centre", "none")
 FAMILIES: dict[str, Family] = {family.name: family for family in (NORMAL, LAPLACE, LOGISTIC, UNIFORM)}
 
 
@@ -50,7 +52,8 @@ class DeepVAR(nn.Module):
         dropout_rate: Between the layers.
         rank: Columns of the low-rank part of the covariance; 0 is diagonal.
         family: Law of the noise.
-        scaling: Measure each series from its mean, in its mean absolute value; else as it is.
+        scaling: ``"mean"`` divides each series by its mean absolute value, ``"centre"`` also measures it from its mean,
+            ``"none"`` does nothing.
     """
 
     typical: Tensor
@@ -64,9 +67,10 @@ class DeepVAR(nn.Module):
         dropout_rate: float = 0.1,
         rank: int = 0,
         family: Family = NORMAL,
-        scaling: bool = True,
+        scaling: str = "mean",
     ) -> None:
         super().__init__()
+        check_choice("scaling", scaling, SCALINGS)
         self.options = {"num_layers": num_layers, "hidden_size": hidden_size, "dropout_rate": dropout_rate}
         self.layout, self.variables, self.rank, self.family, self.scaling = layout, variables, rank, family, scaling
         size = variables * (len(layout.lags_seq) + 1) + layout.num_features
@@ -108,12 +112,14 @@ class DeepVAR(nn.Module):
         """Measure the targets by what the context shows of them."""
         observed = ~torch.isnan(target)
         values = torch.where(observed, target, 0.0)
-        if not self.scaling:
-            return values, Units(torch.zeros_like(values[:, :1]), torch.ones_like(values[:, :1]))
+        zero = torch.zeros_like(values[:, :1])
+        if self.scaling == "none":
+            return values, Units(zero, zero + 1)
         context = slice(self.layout.longest_lag, self.layout.past)
         count = observed[:, context].sum(1, keepdim=True).clamp(min=1)
         size = values[:, context].abs().sum(1, keepdim=True) / count
-        units = Units(values[:, context].sum(1, keepdim=True) / count, torch.where(size > 0, size, self.typical))
+        centre = values[:, context].sum(1, keepdim=True) / count if self.scaling == "centre" else zero
+        units = Units(centre, torch.where(size > 0, size, self.typical))
         return torch.where(observed, (values - units.centre) / units.scale, 0.0), units
 
     def inputs(

@@ -21,7 +21,16 @@ from torch.autograd import forward_ad
 from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
 
+COMPRESSED = 10_000  # entries times points from which a product with compressed rows is faster
+SQUARED_LIMIT = 256  # variables up to which a product with all squared entries of P is faster than sweeps
 CACHES = ("_copies", "_compressed_rows", "_sizes")  # attributes that belong to one dtype and device
+
+
+def plain(x: Tensor) -> bool:
+    """Whether the numbers of x may leave torch: on a CPU, outside compile, torch.func and forward-mode derivatives."""
+    if x.device.type != "cpu" or not checking() or forward_ad._current_level >= 0:
+        return False
+    return not torch._C._functorch.is_legacy_batchedtensor(x)  # of autograd.grad(..., is_grads_batched=True)
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -82,6 +91,7 @@ class Factor(ABC):
 
     structure: Structure
     weight: Tensor  # (*batch, n)
+    _squared: Tensor
 
     @abstractmethod
     def solve(self, r: Tensor) -> Tensor:
@@ -94,7 +104,21 @@ class Factor(ABC):
 
     def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         """The projected point and the root of the projected variances, together."""
-        return self.project(z, b), safe_sqrt(self.variance(s))
+        squares = self._squares(s)
+        return self.project(z, b), safe_sqrt(self.variance(s) if squares is None else s @ squares)
+
+    def _squares(self, s: Tensor) -> Tensor | None:
+        """``P * P`` transposed, where W is fixed and so many points share it that one product is faster than sweeps."""
+        n, structure = self.structure.variables, self.structure
+        fixed = self.weight.dim() == 1 and not self.weight.requires_grad and structure.constant
+        if not fixed or structure.double or n > SQUARED_LIMIT or not plain(s) or s.numel() < n * n:
+            return None
+        if "_squared" not in self.__dict__:
+            weight = self.weight.double()  # an entry that is small next to 1 may meet a large variance
+            identity, right = torch.eye(n, dtype=weight.dtype), weight.new_zeros(structure.rows)
+            images = structure.at(weight).factor(weight).project(identity, right)
+            self._squared = torch.where(images.abs() < 1e-14, 0.0, images.square()).to(self.weight)
+        return self._squared
 
     @abstractmethod
     def variance(self, s: Tensor) -> Tensor:
@@ -146,16 +170,6 @@ class Structure(OnDevice, ABC):
     @abstractmethod
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, the scale against which a residual is rounding."""
-
-
-COMPRESSED = 10_000  # entries times points from which a product with compressed rows is faster
-
-
-def plain(x: Tensor) -> bool:
-    """Whether the numbers of x may leave torch: on a CPU, outside compile, torch.func and forward-mode derivatives."""
-    if x.device.type != "cpu" or not checking() or forward_ad._current_level >= 0:
-        return False
-    return not torch._C._functorch.is_legacy_batchedtensor(x)  # of autograd.grad(..., is_grads_batched=True)
 
 
 class SparseMap(OnDevice):
