@@ -68,16 +68,16 @@ def defaults(data: HierarchicalData, horizon: int, changes: bool) -> dict[str, A
     """Settings of ``DeepVAREstimator`` for data of this frequency and size; ``max_epochs`` goes to its trainer."""
     rows, nodes = data.values.shape
     lags = {1, *default_lags(data.freq), data.season}
-    small = nodes < 100  # few series bear, and need, larger steps
+    small = nodes < 100  # few series bear larger steps, and a large network learns their noise by heart
     return {
         "context_length": min(2 * max(horizon, data.season, 12), LONGEST_CONTEXT + horizon),
         "lags_seq": sorted(lag for lag in lags if lag == 1 or lag <= rows // 2),
         "scaling": "centre",
-        "hidden_size": 16 if changes else 40,  # changes are mostly noise, which a large network learns by heart
+        "hidden_size": 16 if small else 40,
         "lr": 1e-2 if small else 1e-3,
         "batch_size": 32 if nodes < 500 else 16,
         "num_batches_per_epoch": 50,
-        "max_epochs": 3 if changes and small else 10,
+        "max_epochs": (3 if changes else 5) if small else 10,
     }
 
 
