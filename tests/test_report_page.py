@@ -206,6 +206,8 @@ def test_in_a_browser(browser: Any, made: Report, tmp_path: Path, width: int) ->
         assert page.locator("#view strong").inner_text() == name
         assert page.locator("#view .observed").get_attribute("d") == made.chart(node)["observed"] != shown
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+    tables = "[...document.querySelectorAll('.wide')].every(box => box.scrollWidth <= box.clientWidth)"
+    assert page.evaluate(tables)  # nothing is cut off
     box = page.locator("#view svg").bounding_box()
     assert box["width"] > 250
     assert page.evaluate("window.hacked") is None
