@@ -21,6 +21,7 @@ from torch import distributions as td
 
 from probhard.errors import ParameterError, ShapeError, check_choice, checking
 from probhard.special import betainc, log_beta, log_gamma_half_step
+from probhard.structure.base import plain
 
 if TYPE_CHECKING:
     from probhard.distribution import Marginals
@@ -209,7 +210,12 @@ def sample_quantiles(
     """Empirical quantiles ``sorted[round((S - 1) q)]``, (Q, *batch, n); halves round to even."""
     _check_samples(samples)
     index = torch.round((samples.shape[0] - 1) * _check_levels(levels, samples)).long()
-    return samples.sort(dim=0).values.index_select(0, index)
+    if not plain(samples):
+        return samples.sort(dim=0).values.index_select(0, index)
+    # numpy's vectorised sort of contiguous rows: several times faster, and gradients touch the chosen draws only
+    flat = samples.detach().flatten(1).mT.contiguous().numpy()
+    chosen = torch.from_numpy(flat.argsort(-1)[:, index.numpy()]).mT.reshape(-1, *samples.shape[1:])
+    return samples.gather(0, chosen)
 
 
 def weighted_quantile_loss(

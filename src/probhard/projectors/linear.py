@@ -35,7 +35,8 @@ class LinearProjector(Projector):
     def _finished(self, value: Tensor) -> Solution:
         """Points with their status; those above rounding get one step of refinement."""
         residual = self.constraint.relative_violation(value)
-        if checking() and bool((residual > 1e-2 * TOLERANCE[value.dtype]).any()):
+        rounding = max(1e-2 * TOLERANCE[value.dtype], 8 * torch.finfo(value.dtype).eps)
+        if checking() and bool((residual > rounding).any()):
             value = self.tangent.project(value, self.constraint.b)
             residual = self.constraint.relative_violation(value)
         steps = torch.ones_like(residual, dtype=torch.int64)

@@ -20,9 +20,11 @@ from torch.autograd import forward_ad
 
 from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
+from probhard.structure import kernels
 
 COMPRESSED = 10_000  # entries times points from which a product with compressed rows is faster
-SQUARED_LIMIT = 256  # variables up to which a product with all squared entries of P is faster than sweeps
+SQUARED_LIMIT = 640  # variables up to which a product with all squared entries of P is faster than a recursion
+POINTS = 8  # ... if there are at least n / POINTS points
 CACHES = ("_copies", "_compressed_rows", "_sizes")  # attributes that belong to one dtype and device
 
 
@@ -91,7 +93,6 @@ class Factor(ABC):
 
     structure: Structure
     weight: Tensor  # (*batch, n)
-    _squared: Tensor
 
     @abstractmethod
     def solve(self, r: Tensor) -> Tensor:
@@ -104,21 +105,25 @@ class Factor(ABC):
 
     def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         """The projected point and the root of the projected variances, together."""
-        squares = self._squares(s)
-        return self.project(z, b), safe_sqrt(self.variance(s) if squares is None else s @ squares)
+        return self.project(z, b), self.scale(s)
 
-    def _squares(self, s: Tensor) -> Tensor | None:
-        """``P * P`` transposed, where W is fixed and so many points share it that one product is faster than sweeps."""
+    def scale(self, s: Tensor) -> Tensor:
+        """The root of the projected variances."""
+        return safe_sqrt(self.variance(s))
+
+    def squares(self, s: Tensor) -> Tensor | None:
+        """``P * P`` transposed in the dtype of s, where W is fixed and enough points share it for one product."""
         n, structure = self.structure.variables, self.structure
         fixed = self.weight.dim() == 1 and not self.weight.requires_grad and structure.constant
-        if not fixed or structure.double or n > SQUARED_LIMIT or not plain(s) or s.numel() < n * n:
+        if not fixed or n > SQUARED_LIMIT or not plain(s) or POINTS * s.numel() < n * n:
             return None
-        if "_squared" not in self.__dict__:
+        made = self.__dict__.setdefault("_squares", {})
+        if s.dtype not in made:
             weight = self.weight.double()  # an entry that is small next to 1 may meet a large variance
             identity, right = torch.eye(n, dtype=weight.dtype), weight.new_zeros(structure.rows)
             images = structure.at(weight).factor(weight).project(identity, right)
-            self._squared = torch.where(images.abs() < 1e-14, 0.0, images.square()).to(self.weight)
-        return self._squared
+            made[s.dtype] = torch.where(images.abs() < 1e-14, 0.0, images.square()).to(s.dtype)
+        return made[s.dtype]
 
     @abstractmethod
     def variance(self, s: Tensor) -> Tensor:
@@ -238,6 +243,16 @@ class _Compressed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, matrix: SparseMap, turned: bool) -> Tensor:
         ctx.matrix, ctx.turned = matrix, turned
         flat = x.reshape(-1, x.shape[-1])
+        if kernels.AVAILABLE:
+            at, size = (
+                ((matrix.column, matrix.row), matrix.variables)
+                if turned
+                else ((matrix.row, matrix.column), matrix.rows)
+            )
+            out = x.new_empty(len(flat), size)
+            parts = (*at, matrix.value, flat.detach().contiguous(), out)
+            kernels.multiply(*(part.numpy() for part in parts))
+            return out.reshape(*x.shape[:-1], -1)
         return (matrix.compressed(turned) @ flat.mT).mT.contiguous().reshape(*x.shape[:-1], -1)
 
     @staticmethod

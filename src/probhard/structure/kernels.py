@@ -25,6 +25,7 @@ TINY = 2.0**-1022
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+Numbers = NDArray[np.floating]  # of the caller's dtype
 
 # Columns of L (start of each, row of each entry, start of each one's pairs, entry of each pair), then the terms of
 # A W A^T (variable, entry, product, product counted twice off the diagonal), then A (row, variable, value). A plain
@@ -33,7 +34,7 @@ Program = tuple[Index, Index, Index, Index, Index, Index, Array, Array, Index, I
 
 
 @compiled
-def _load(source: Array, first: int, out: Array) -> None:
+def _load(source: Numbers, first: int, out: Numbers) -> None:
     """Rows from ``first`` on of the source (batch, k) as lanes (k, lanes); lanes beyond the batch repeat its last."""
     for lane in range(out.shape[1]):
         at = min(first + lane, source.shape[0] - 1)
@@ -42,7 +43,7 @@ def _load(source: Array, first: int, out: Array) -> None:
 
 
 @compiled
-def _store(lanes: Array, first: int, out: Array) -> None:
+def _store(lanes: Numbers, first: int, out: Numbers) -> None:
     """The inverse of ``_load``, as far as the batch goes."""
     for lane in range(min(lanes.shape[1], out.shape[0] - first)):
         for i in range(out.shape[1]):
@@ -72,7 +73,7 @@ def _forms(program: Program, entries: Array, out: Array) -> None:
 
 
 @compiled
-def _product(row: Index, column: Index, value: Array, x: Array, out: Array) -> None:
+def _product(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers) -> None:
     """Add ``A x`` to ``out``; with rows and columns exchanged, ``A^T x``."""
     for t in range(len(value)):
         i, j, a = row[t], column[t], value[t]
@@ -188,6 +189,18 @@ def _substitute(program: Program, x: Array, r: Array) -> None:
             j = row[e]
             for k in range(lanes):
                 r[own, k] -= x[e, k] * r[j, k]
+
+
+@compiled
+def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers) -> None:
+    """Write ``A x`` for points x (batch, n) into ``out`` (batch, q), A by its entries."""
+    lanes = min(LANES, x.shape[0])
+    points, found = np.empty((x.shape[1], lanes), x.dtype), np.empty((out.shape[1], lanes), x.dtype)
+    for first in range(0, x.shape[0], lanes):
+        _load(x, first, points)
+        found[:] = 0
+        _product(row, column, value, points, found)
+        _store(found, first, out)
 
 
 @compiled

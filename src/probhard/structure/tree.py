@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard.covariance import safe_sqrt
 from probhard.errors import broadcast
-from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap, divide, segment_sum
+from probhard.structure import fixed_sweeps, kernels, sweeps
+from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap, divide, plain, segment_sum
+from probhard.structure.moments import _twice
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
 
@@ -73,30 +78,98 @@ class Tree(Mapped):
     def algorithm(self) -> str:
         return f"tree of {self.rows} rows in {len(self.levels)} levels, two sweeps"
 
+    @cached_property
+    def program(self) -> sweeps.Program:
+        """What the kernels need to know of the rows, leaves first."""
+        levels = self.levels[::-1]
+        inside = [torch.cat([_ups(self.levels, d), level.private]) for d, level in enumerate(self.levels)][::-1]
+        order = [torch.argsort(level.segment, stable=True) for level in levels]
+        count = torch.cat([torch.bincount(level.segment, minlength=len(level.row)) for level in levels])
+        up = [level.up if depth else torch.full_like(level.row, -1) for depth, level in enumerate(self.levels)][::-1]
+        parts = (
+            torch.cat([count.new_zeros(1), count.cumsum(0)]),
+            torch.cat([level.row for level in levels]),
+            torch.cat(up),
+            torch.cat([level.up_coefficient.double() for level in levels]),
+            torch.cat([variables[at] for variables, at in zip(inside, order)]),
+            torch.cat([level.coefficient.double()[at] for level, at in zip(levels, order)]),
+        )
+        return cast(sweeps.Program, tuple(part.numpy() for part in parts))
+
     def factor(self, weight: Tensor) -> TreeFactor:
         return TreeFactor(self, weight)
 
+    def plain_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The oblique moments by torch."""
+        return Factor.moments(self.factor(weight), z, b, weight)
+
+
+class Messages(NamedTuple):
+    """What the upward sweep leaves, level by level."""
+
+    inside: list[Tensor]  # a_i^2 v_i of the inside variables
+    total: list[Tensor]  # V, (*batch, k)
+    pivot: list[Tensor]  # the row's pivot: V at a root, c^2 w + V elsewhere
+
 
 class TreeFactor(Factor):
-    """The upward sweep: message variances and shares, level by level."""
+    """The sweeps for one weight; the upward one of batched weights, which kernels may not need, waits for its use."""
 
     def __init__(self, tree: Tree, weight: Tensor) -> None:
         self.structure = self.tree = tree
         self.weight = weight
-        depth = len(tree.levels)
-        self.inside: list[Tensor] = [weight] * depth  # a_i^2 v_i of the inside variables
-        self.total: list[Tensor] = [weight] * depth  # V, (*batch, k)
-        self.pivot: list[Tensor] = [weight] * depth  # the row's pivot: V at a root, c^2 w + V elsewhere
+        self._messages = self._upward() if weight.dim() == 1 else None
+        self.gains: fixed_sweeps.Gains | None = None  # coefficients for the kernels, where the weight is fixed
+        if kernels.AVAILABLE and weight.dim() == 1 and not weight.requires_grad and plain(weight):
+            self.gains = fixed_sweeps.gains(tree.program, weight.double().numpy())
+
+    @property
+    def messages(self) -> Messages:
+        """Message variances and shares."""
+        if self._messages is None:
+            self._messages = self._upward()
+        return self._messages
+
+    def _upward(self) -> Messages:
+        weight, levels = self.weight, self.tree.levels
+        found = Messages(*([weight] * len(levels) for _ in range(3)))
         ups = weight[..., :0]
-        for d in reversed(range(depth)):
-            level = tree.levels[d]
+        for d in reversed(range(len(levels))):
+            level = levels[d]
             square = level.coefficient.square() * torch.cat([ups, weight.index_select(-1, level.private)], -1)
-            self.inside[d] = square
-            self.total[d] = self.pivot[d] = segment_sum(square, level.segment, len(level.row))
+            found.inside[d] = square
+            found.total[d] = found.pivot[d] = segment_sum(square, level.segment, len(level.row))
             if d:
                 own = level.up_coefficient.square() * weight.index_select(-1, level.up)
-                self.pivot[d] = self.total[d] + own
-                ups = divide(weight.index_select(-1, level.up) * self.total[d], self.pivot[d])
+                found.pivot[d] = found.total[d] + own
+                ups = divide(weight.index_select(-1, level.up) * found.total[d], found.pivot[d])
+        return found
+
+    @property
+    def inside(self) -> list[Tensor]:
+        """``a_i^2 v_i`` of the inside variables, level by level."""
+        return self.messages.inside
+
+    @property
+    def total(self) -> list[Tensor]:
+        """V of the rows, level by level."""
+        return self.messages.total
+
+    @property
+    def pivot(self) -> list[Tensor]:
+        """Pivots of the rows, level by level."""
+        return self.messages.pivot
+
+    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        suited = kernels.AVAILABLE and s is self.weight and z.shape == s.shape and b.dtype == z.dtype == s.dtype
+        if not (suited and plain(z) and z.numel()):
+            return super().moments(z, b, s)
+        return cast(tuple[Tensor, Tensor], KernelMoments.apply(z, s, b, self.tree))
+
+    def scale(self, s: Tensor) -> Tensor:
+        if s.numel() and plain(s) and self.gains is not None:
+            return cast(Tensor, KernelScale.apply(s, self))
+        return super().scale(s)
 
     def solve(self, r: Tensor) -> Tensor:
         levels = self.tree.levels
@@ -124,6 +197,8 @@ class TreeFactor(Factor):
         """Both sweeps on the values themselves: sums come out coherent whatever the range of the weights."""
         levels = self.tree.levels
         shape = broadcast(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
+        if z.numel() and z.dtype == b.dtype and plain(z) and self.gains is not None:
+            return cast(Tensor, KernelProject.apply(z.expand(*shape, -1), b, self))
         z, b = z.expand(*shape, -1), b.expand(*shape, -1)
         heard: list[Tensor] = [z] * len(levels)
         gap: list[Tensor] = [b] * len(levels)  # what the messages leave of a row's right-hand side
@@ -190,7 +265,103 @@ class TreeFactor(Factor):
         return heard
 
     def pivots(self) -> Tensor:
+        if plain(self.weight) and bool((self.weight > 0).all()):
+            return self.weight  # then all pivots are positive
         return torch.cat(self.pivot, -1)
+
+
+class KernelProject(torch.autograd.Function):
+    """Points z (*batch, n) projected under a fixed weight by ``fixed_sweeps``; linear, and so is its adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, b: Tensor, factor: TreeFactor) -> Tensor:
+        out = z.new_empty(z.shape)
+        assert factor.gains is not None
+        fixed_sweeps.project(factor.tree.program, factor.gains, _rows(z), _rows(_matched(b, z)), _rows(out))
+        ctx.factor, ctx.right = factor, b.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        of_z, of_b = KernelPull.apply(gradient, ctx.factor)
+        return of_z, of_b.sum_to_size(ctx.right), None
+
+
+class KernelPull(torch.autograd.Function):
+    """The adjoint of ``KernelProject``."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, factor: TreeFactor) -> tuple[Tensor, Tensor]:
+        of_z, of_b = gradient.new_empty(gradient.shape), gradient.new_empty(*gradient.shape[:-1], factor.tree.rows)
+        assert factor.gains is not None
+        fixed_sweeps.project_adjoint(factor.tree.program, factor.gains, _rows(gradient), _rows(of_z), _rows(of_b))
+        ctx.factor = factor
+        return of_z, of_b
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.factor.project(*gradients), None
+
+
+class KernelScale(torch.autograd.Function):
+    """Roots of the projected variances s (*batch, n) under a fixed weight by ``fixed_sweeps``."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, factor: TreeFactor) -> Tensor:
+        out = s.new_empty(s.shape)
+        assert factor.gains is not None
+        fixed_sweeps.scale(factor.tree.program, factor.gains, _rows(s), _rows(out))
+        ctx.factor = factor
+        ctx.save_for_backward(s, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        s, out = ctx.saved_tensors
+        if torch.is_grad_enabled() or not plain(gradient):
+            with torch.enable_grad():
+                found = safe_sqrt(ctx.factor.variance(s))
+            return torch.autograd.grad(found, s, gradient, create_graph=True)[0], None
+        of_s = s.new_empty(s.shape)
+        fixed_sweeps.scale_adjoint(ctx.factor.tree.program, ctx.factor.gains, *map(_rows, (out, gradient, of_s)))
+        return of_s, None
+
+
+class KernelMoments(torch.autograd.Function):
+    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric by ``sweeps``; z and w are (*batch, n)."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
+        right = _matched(b, z)
+        mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
+        sweeps.moments(tree.program, _rows(z), _rows(w), _rows(right), _rows(mean), _rows(scale))
+        ctx.tree = tree
+        ctx.save_for_backward(z, w, b)
+        return mean, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        z, w, b = ctx.saved_tensors
+        if torch.is_grad_enabled() or not all(map(plain, gradients)):
+            return (
+                *_twice(lambda *x: Factor.moments(ctx.tree.factor(x[1]), x[0], x[2], x[1]), (z, w, b), gradients),
+                None,
+            )
+        right = _matched(b, z)
+        of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
+        given = (_rows(z), _rows(w), _rows(right), _rows(gradients[0]), _rows(gradients[1]))
+        sweeps.moments_adjoint(ctx.tree.program, *given, _rows(of_z), _rows(of_w), _rows(of_b))
+        return of_z, of_w, of_b.sum_to_size(b.shape), None
+
+
+def _matched(b: Tensor, z: Tensor) -> Tensor:
+    """Right-hand sides for the points z, one for all or one for each."""
+    return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    """The numbers of x (..., k) as one contiguous matrix; a view where x is contiguous."""
+    return x.detach().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
 def _ups(levels: tuple[Level, ...], depth: int) -> Tensor:

@@ -121,7 +121,8 @@ class Tangent(Differential):
     def check(self) -> Self:
         """Raise where the weight leaves a row nothing to move; eager mode only."""
         if checking():
-            low = self.pivots().detach().amin() if self.pivots().numel() else torch.ones(())
+            pivots = self.pivots().detach()
+            low = pivots.amin() if pivots.numel() else torch.ones(())
             if not bool(low > 0):
                 raise InfeasibleError(
                     f"The metric leaves a constraint row no variable to move (smallest pivot {float(low):.3g}).",

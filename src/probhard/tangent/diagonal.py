@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, LowRank
+from probhard.covariance import Covariance, Diagonal, LowRank, safe_sqrt
 from probhard.structure.system import LinearSystem
 from probhard.tangent.base import Tangent
 
@@ -54,6 +54,10 @@ class DiagonalTangent(Tangent):
     def moments(self, z: Tensor, b: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
         if not isinstance(cov, Diagonal):
             return super().moments(z, b, cov)
+        if self.conditioned and cov.dtype == z.dtype:
+            squares = self.factor.squares(z)
+            if squares is not None:
+                return self.project(z, b), safe_sqrt(self.system.free(cov.variance) @ squares)
         point, right = self.system.substitute(z.to(self.dtype), b.to(z.device, self.dtype))
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
