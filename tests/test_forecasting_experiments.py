@@ -55,14 +55,26 @@ def test_rolling_origins_end_at_the_last_row_and_see_nothing_of_their_future(
     assert set(np.diff(starts)) == {step}
 
 
+@needs_data
+def test_the_pool_is_weighted_on_past_windows_and_obeys(tmp_path: Path) -> None:
+    pytest.importorskip("gluonts", reason="gluonts is not installed")
+    job = Job("tourism", "probhard-pool", quick=True)
+    (line,) = job.run(tmp_path / "work" / job.name, progress=False)
+    assert set(line) == FIELDS | {"weights"}
+    assert sum(line["weights"].values()) == pytest.approx(1)
+    assert line["smallest_draw"] >= 0
+    assert line["incoherence_relative"] < 1e-12
+    assert len(list((tmp_path / "work" / "fits").glob("tourism-ets-*.npz"))) == 4  # three past windows and the last
+
+
 def test_jobs_of_the_table() -> None:
     grid = experiments.grid("none")
     paper = [unit for unit in grid.units if unit.window == "paper"]
     rolling = [unit for unit in grid.units if unit.window == "rolling"]
-    assert {unit.kind for unit in paper} == {"naive", "ets", "arima", *experiments.TRAINED}
+    assert {unit.kind for unit in paper} == {"naive", "ets", "arima", "probhard-pool", *experiments.TRAINED}
     assert {unit.seed for unit in paper if unit.kind == "base"} == set(range(5))
     assert {unit.seed for unit in rolling if unit.kind == "base"} == set(range(3))
-    assert {unit.kind for unit in rolling} == {"naive", "ets", "arima", *experiments.ROLLED}
+    assert {unit.kind for unit in rolling} == {"naive", "ets", "arima", "probhard-pool", *experiments.ROLLED}
     assert len({unit.name for unit in grid.units}) == len(grid.units)
     assert len(Job("tourism_large", "arima", "rolling").expected()) == 2 * 4  # two origins, no permbu
     assert {key["method"] for key in Job("labour", "ets").expected()} == {n for n in CLASSICAL if n.startswith("ets")}

@@ -3,6 +3,9 @@
 Two windows: ``paper`` is the last H rows, one forecast. ``rolling`` has several origins, the last with the same rows:
 networks are trained once before the first origin and then rolled, classical rows are fitted anew at each. Figures are
 those of ``evaluation``; a line is one (data set, method, seed, window, origin).
+
+``probhard-pool`` is the recipe: one list of members for all data sets, weighted on the windows just before the first
+origin (``pool``), its draws coherent and non-negative.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probhard.forecasting import baselines, classical
+from probhard.forecasting import baselines, classical, pool
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.datasets import load
 from probhard.forecasting.evaluation import evaluate
 from probhard.grid import Grid, Unit
-from probhard.method import METHODS, Method
+from probhard.method import METHODS, Method, Step
 from probhard.records import Records
+
+if TYPE_CHECKING:
+    from probhard.forecasting.training import DeepVARModule
 
 DATASETS = ("labour", "tourism", "tourism_large", "traffic", "wiki")
 SAMPLES = 400  # paths per forecast
@@ -63,6 +69,14 @@ TRAINED: dict[str, dict[str, Method]] = {  # what is trained, and the rows that 
 ROLLED = ("base", "probhard-or", "probhard-ob", "hier-e2e")
 NAIVE = ("last-value", "seasonal-naive", "seasonal-bootstrap")
 CLASSICAL = tuple(f"{model}-{row}" for model in classical.MODELS for row in classical.ROWS)
+POOL = "probhard-pool"
+POOLED: dict[str, tuple[Method, str]] = {  # networks of the pool: what is trained, and how series are scaled
+    "probhard-or": (METHODS["probhard-or"], "mean"),
+    "probhard-or, centred": (METHODS["probhard-or"], "centre"),
+    "base, projected": (Method(inference=Step("orthogonal")), "mean"),
+}
+POOLED_ROWS = ("bu-normal", "mint-normal")  # of ETS
+POOL_WINDOWS, POOL_STEPS = 3, 8  # at least as many windows and steps before the first origin choose the weights
 TREELIKE = ("labour", "tourism", "traffic", "wiki")  # permbu needs a tree
 
 
@@ -73,6 +87,9 @@ class Origin:
     number: int
     known: HierarchicalData
     future: HierarchicalData
+
+
+Found = tuple[Origin, str, np.ndarray, dict[str, Any]]  # where, a row, its draws, and what else is to be kept
 
 
 def origins(dataset: str, window: str, count: int | None = None) -> list[Origin]:
@@ -102,6 +119,8 @@ class Job:
         """Names of the rows it gives."""
         if self.kind == "naive":
             return NAIVE
+        if self.kind == POOL:
+            return (POOL,)
         if self.kind in classical.MODELS:
             rows = [row for row in classical.ROWS if row != "permbu-mint" or self.dataset in TREELIKE]
             return tuple(f"{self.kind}-{row}" for row in rows)
@@ -113,40 +132,97 @@ class Job:
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
         """Fit, forecast, score; one line per origin and row."""
-        lines = []
-        for origin, row, samples, seconds in self._forecasts(progress):
+        lines, places = [], origins(self.dataset, self.window, len(self._numbers()))
+        if self.kind in TRAINED:
+            found = self._neural(places, progress)
+        elif self.kind == POOL:
+            found = self._pool(places, folder.parent / "fits", progress)
+        else:
+            found = self._classical(places, folder.parent / "fits")
+        for origin, row, samples, about in found:
             scored = evaluate(samples, origin.future).record()
-            lines.append({**self._key(row, origin.number), **scored, "seconds": seconds})
+            lines.append({**self._key(row, origin.number), **scored, **about})
         return lines
 
-    def _forecasts(self, progress: bool) -> Iterator[tuple[Origin, str, np.ndarray, float]]:
-        places = origins(self.dataset, self.window, len(self._numbers()))
-        if self.kind in TRAINED:
-            yield from self._neural(places, progress)
-            return
+    def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Found]:
         for place in places:
             started, horizon = time.perf_counter(), len(place.future.index)
-            if self.kind in classical.MODELS:
-                fitted = classical.base_forecast(place.known, horizon, self.kind)
             for row in self.rows:
                 if self.kind == "naive":
                     samples = _naive(row, place.known, horizon, self.seed)
                 else:
+                    fitted = self._fitted(place.known, horizon, self.kind, fits)
                     samples = classical.reconcile(fitted, row.removeprefix(f"{self.kind}-"), SAMPLES, self.seed)
-                yield place, row, samples, time.perf_counter() - started
+                yield place, row, samples, {"seconds": time.perf_counter() - started}
 
-    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[tuple[Origin, str, np.ndarray, float]]:
-        from probhard.forecasting.estimator import DeepVAREstimator
+    def _fitted(self, known: HierarchicalData, horizon: int, model: str, fits: Path) -> classical.BaseForecast:
+        """Base forecasts, kept in a folder: they are slow and do not depend on rows or seeds."""
+        path = fits / f"{self.dataset}-{model}-{len(known.index)}.npz"
+        if path.exists():
+            with np.load(path, allow_pickle=False) as kept:
+                return classical.BaseForecast(known, kept["mean"], kept["stddev"], kept["fitted"])
+        made = classical.base_forecast(known, horizon, model)
+        fits.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.npz")
+        np.savez(partial, mean=made.mean, stddev=made.stddev, fitted=made.fitted)
+        partial.replace(path)
+        return made
+
+    def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Found]:
+        """The recipe: members of every place, weighted on the windows before the first."""
+        started, first = time.perf_counter(), places[0]
+        windows = max(POOL_WINDOWS, POOL_STEPS // len(first.future.index))
+        step = SETTINGS[self.dataset].step
+        past = [Origin(k, *first.known.train_test(origin=k, step=step)) for k in range(windows - 1, -1, -1)]
+        members = self._members(past, fits, progress)
+        weights = pool.best_weights([pool.scores(draws, place.future.values) for draws, place in zip(members, past)])
+        names = [*POOLED, *POOLED_ROWS, "seasonal-bootstrap"]
+        about = {"weights": {name: float(weight) for name, weight in zip(names, weights)}}
+        for place, draws in zip(places, self._members(places, fits, progress)):
+            mixed = pool.pooled(draws, weights, SAMPLES, self.seed)
+            samples = pool.nonnegative(mixed, place.known.hierarchy)
+            yield place, POOL, samples, {**about, "seconds": time.perf_counter() - started}
+
+    def _members(self, places: Sequence[Origin], fits: Path, progress: bool) -> list[list[np.ndarray]]:
+        """Draws of every member of the pool at every place."""
+        found: list[list[np.ndarray]] = [[] for _ in places]
+        for method, scaling in POOLED.values():
+            trained = self._train(places[0], method, progress, scaling)
+            for draws, place in zip(found, places):
+                draws.append(self._rolled(trained, method, place))
+        for draws, place in zip(found, places):
+            fitted = self._fitted(place.known, len(place.future.index), "ets", fits)
+            draws += [classical.reconcile(fitted, row, SAMPLES, self.seed) for row in POOLED_ROWS]
+            draws.append(_naive("seasonal-bootstrap", place.known, len(place.future.index), self.seed))
+        return found
+
+    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Found]:
+        rows, started = TRAINED[self.kind], time.perf_counter()
+        trained = self._train(places[0], next(iter(rows.values())), progress)
+        seconds = time.perf_counter() - started
+        for place in places:
+            for row, method in rows.items():
+                yield place, row, self._rolled(trained, method, place), {"seconds": seconds}
+
+    def _rolled(self, trained: DeepVARModule, method: Method, place: Origin) -> np.ndarray:
+        """Sample paths at a place by a network that was trained before it."""
         from probhard.forecasting.predictor import DeepVARPredictor
         from probhard.forecasting.training import DeepVARModule
 
-        first, setting, rows = places[0], SETTINGS[self.dataset], TRAINED[self.kind]
-        started = time.perf_counter()
+        module = DeepVARModule(trained.network, place.known.hierarchy, method)
+        (forecast,) = DeepVARPredictor(module, SAMPLES, self.seed).predict(place.known.to_gluonts())
+        return np.asarray(forecast.samples)
+
+    def _train(self, first: Origin, method: Method, progress: bool, scaling: str = "mean") -> DeepVARModule:
+        from probhard.forecasting.estimator import DeepVAREstimator
+
+        setting = SETTINGS[self.dataset]
         estimator = DeepVAREstimator(
             first.known.freq,
             len(first.future.index),
             first.known.hierarchy,
-            method=next(iter(rows.values())),
+            method=method,
+            scaling=scaling,
             context_length=setting.context,
             batch_size=setting.batch_size,
             lr=setting.lr,
@@ -159,13 +235,7 @@ class Job:
             seed=self.seed,
         )
         trained: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
-        seconds = time.perf_counter() - started
-        for place in places:
-            for row, method in rows.items():
-                module = DeepVARModule(trained.network, first.known.hierarchy, method)
-                predictor = DeepVARPredictor(module, SAMPLES, self.seed)
-                (forecast,) = predictor.predict(place.known.to_gluonts())
-                yield place, row, forecast.samples, seconds
+        return trained
 
     def _numbers(self) -> list[int]:
         setting = SETTINGS[self.dataset]
@@ -196,13 +266,13 @@ def grid(
     quick: bool = False,
 ) -> Grid:
     """All jobs of the table, the paper's window first, slow classical fits last."""
-    known = ("naive", *TRAINED, *classical.MODELS)
+    known = ("naive", *TRAINED, *classical.MODELS, POOL)
     jobs: list[Unit] = []
     for window in windows:
         for kind in kinds or known:
             if window == "rolling" and kind in TRAINED and kind not in ROLLED:
                 continue
             count = len(seeds) if window == "paper" else rolling_seeds
-            drawn = seeds[:count] if kind in TRAINED else seeds[:1]
+            drawn = seeds[:count] if kind in TRAINED or kind == POOL else seeds[:1]
             jobs += [Job(dataset, kind, window, seed, quick) for seed in drawn for dataset in datasets or DATASETS]
     return Grid(jobs, Records(path, KEYS))
