@@ -359,6 +359,43 @@ def test_two_processes_train_as_one_does(tmp_path):
         assert found["metric"] == 3
 
 
+RESUMED = """
+class Count(pl.Callback):
+    epochs = 0
+
+    def on_train_epoch_start(self, trainer, task):
+        self.epochs += 1
+
+
+if __name__ == "__main__":
+    devices, epochs = int(folder.name[0]), int(folder.name[2])  # such as 2-3
+    constant = Schedule(epochs, batch_size=10, lr=1e-2, halvings=0)
+    options = {"devices": devices, "directory": folder.parent / "kept", "callbacks": [count := Count()]}
+    kept, done = trained(model(rate=0.0), constant, **options)
+    rank = os.environ.get("LOCAL_RANK", "0")
+    found = {"history": done.history, "weights": [w.tolist() for w in weights(kept)], "trained": count.epochs}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [("2-3", "1-6"), ("1-3", "2-6"), ("2-2", "1-4", "2-6")])
+def test_a_checkpoint_resumes_under_another_number_of_processes(runs, tmp_path):
+    path = script(tmp_path, RESUMED)
+    for run in runs:
+        (tmp_path / run).mkdir()
+        ran = launched(path, tmp_path / run)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+    one, done = trained(model(rate=0.0), Schedule(6, batch_size=10, lr=1e-2, halvings=0))
+    for rank in range(int(runs[-1][0])):
+        found = json.loads((tmp_path / runs[-1] / f"{rank}.json").read_text())
+        assert found["trained"] == 6 - int(runs[-2][2])
+        for mine, its in zip(found["history"], done.history, strict=True):
+            assert mine == pytest.approx(its, rel=1e-9)
+        for mine, its in zip(found["weights"], weights(one)):
+            torch.testing.assert_close(torch.tensor(mine), its, rtol=1e-7, atol=1e-10)
+
+
 def test_a_batch_must_split_over_the_processes():
     task = Task(model(), data(40), data(20, 2), Schedule(1, batch_size=5), 0)
     task.trainer = type("Two", (), {"world_size": 2, "global_rank": 0, "strategy": None})()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,9 @@ from probhard.cli.certificate import TOLERANCE, Certificate, sha256
 from probhard.cli.project import INFEASIBLE, _check_path
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
+from probhard.executors import executor
 from probhard.forecasting.data import require
+from probhard.forecasting.distributed import reconcile as distributed
 from probhard.forecasting.evaluation import incoherence
 from probhard.forecasting.frames import _named, _numbers
 from probhard.forecasting.nixtla import TOTAL, Columns, split, tree
@@ -51,6 +54,12 @@ def reconcile(
     output: Annotated[Path | None, typer.Option(help="Default: NAME-reconciled beside the input.")] = None,
     draws: Annotated[int | None, typer.Option(min=1, help="Draws to write, where the input has none.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    engine: Annotated[
+        str | None,
+        typer.Option("--executor", help="joblib, ray or dask: in pieces, by subtree or step; default: here."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Of the executor: processes of one thread each.")] = 2,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray or Dask cluster; default: one here.")] = None,
 ) -> None:
     """Make anyone's forecasts coherent, certified."""
     path = forecasts.with_name(f"{forecasts.stem}-reconciled{forecasts.suffix}") if output is None else output
@@ -68,19 +77,20 @@ def reconcile(
     results: dict[str, np.ndarray] = {}  # (S or 1, H, n) by column
     drawn: dict[str, np.ndarray] = {}
     count = max(draws or 0, DRAWS)
-    for columns in table.models(models, (upper, fixed)):
-        columns.add_levels([] if level is None else map(_number, level.split(",")))
-        base = table.forecasts(columns)
-        base = base.summed(table.hierarchy, count, seed) if table.bottoms_only else base
-        found = rules(base, count, seed)
-        quantiles = found.quantiles(list(columns.quantiles.values())) if columns.quantiles else np.empty(0)
-        certify(certificate, columns.model, table, base, found, quantiles)
-        certificate.setting["models"][columns.model]["metric"] = rules.chosen(base)
-        results |= {name: values[None] for name, values in zip(columns.quantiles, quantiles)}
-        if columns.mean is not None:
-            results[columns.mean] = found.mean[None] if table.draw is None or found.draws is None else found.draws
-        if draws is not None and found.draws is not None and table.draw is None:
-            drawn[columns.model] = found.draws[:draws]
+    with nullcontext() if engine is None else executor(engine, workers, address) as pool:
+        for columns in table.models(models, (upper, fixed)):
+            columns.add_levels([] if level is None else map(_number, level.split(",")))
+            base = table.forecasts(columns)
+            base = base.summed(table.hierarchy, count, seed) if table.bottoms_only else base
+            found = rules(base, count, seed) if pool is None else distributed(rules, base, pool, None, count, seed)
+            quantiles = found.quantiles(list(columns.quantiles.values())) if columns.quantiles else np.empty(0)
+            certify(certificate, columns.model, table, base, found, quantiles)
+            certificate.setting["models"][columns.model]["metric"] = rules.chosen(base)
+            results |= {name: values[None] for name, values in zip(columns.quantiles, quantiles)}
+            if columns.mean is not None:
+                results[columns.mean] = found.mean[None] if table.draw is None or found.draws is None else found.draws
+            if draws is not None and found.draws is not None and table.draw is None:
+                drawn[columns.model] = found.draws[:draws]
     write(path, table.written(results))
     paths = f"Forecasts: {path}"
     if drawn:

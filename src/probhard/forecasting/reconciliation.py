@@ -255,6 +255,8 @@ class Reconciliation:
 
     def _alike(self, shape: tuple[int, int]) -> list[np.ndarray]:
         """The steps in groups that have the same fixed nodes."""
+        if self.fixed is None:
+            return [np.arange(shape[0])] if shape[0] else []
         free = np.isnan(_everywhere(self.fixed, np.nan, shape))
         group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
         return [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
