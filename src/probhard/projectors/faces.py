@@ -63,6 +63,8 @@ class FaceProjector(Projector):
         return self.lifting.extra
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        if self.system is None:
+            return self._clipped(z)
         point, weight, natural, lower, upper, right = self._data(z.to(torch.float64))
         lead = point.shape[:-1]
         n = self.parts.variables
@@ -97,6 +99,19 @@ class FaceProjector(Projector):
         return self.parts.finished(
             z, found, FaceTangent(self, tangent, spread, free), faces.steps.reshape(lead), faces.done.reshape(lead)
         )
+
+    def _clipped(self, z: Tensor) -> Solution:
+        """Bounds alone: every variable for itself, in the precision of z."""
+        lower, upper = self.parts.bounds(z)
+        z = z.expand(broadcast(z.shape, self.weight.shape))
+        below, above = z < lower, z > upper
+        if self.parts.box is not None:
+            # a bound may be one number for all, so widths are looked at before it is expanded
+            above = above | (self.parts.box.lower == self.parts.box.upper).to(z.device)
+        value = torch.where(below, lower, torch.where(above, upper, z))
+        count = torch.ones(value.shape[:-1], dtype=torch.int64, device=z.device)
+        tangent = FaceTangent(self, None, lambda: None, ~(below | above))
+        return self.parts.finished(z, value, tangent, count, count > 0)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         bad = torch.nonzero(~stats.converged)
@@ -137,7 +152,8 @@ class FaceProjector(Projector):
         self, point: Tensor, weight: Tensor, natural: Tensor, lower: Tensor, upper: Tensor, right: Tensor
     ) -> Faces:
         size = point.shape[-1]
-        if self.system is None or self.system.core is None:
+        assert self.system is not None
+        if self.system.core is None:
             side = (point > upper).to(torch.int8) - (point < lower).to(torch.int8)
             side = torch.where(lower == upper, torch.ones_like(side), side)
             count = torch.ones(point.shape[:-1], dtype=torch.int64, device=point.device)
@@ -185,11 +201,12 @@ def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     So bounds hold exactly, and sums of zeros are zero.
     """
     with torch.no_grad():
-        fixed = u.clamp(lower, upper)
+        fixed, size = u.clamp(lower, upper), z.abs().mul_(ROUNDING)
         for bound in (lower, upper):
-            close = torch.isfinite(bound) & ((u - bound).abs() <= ROUNDING * (z.abs() + bound.abs()))
+            gap = (u - bound).abs_()
+            close = (gap <= torch.add(size, bound.abs(), alpha=ROUNDING)).logical_and_(gap < torch.inf)
             fixed = torch.where(close, bound, fixed)
-        shift = fixed - u
+        shift = fixed.sub_(u)
     return u + shift
 
 

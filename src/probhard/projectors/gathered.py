@@ -39,11 +39,11 @@ class Gathered:
 
     def relative_violation(self, value: Tensor, z: Tensor) -> Tensor:
         """Of points projected from z that were clipped to their bounds, so that all but the bounds are looked at."""
-        parts = (self.linear, self.nonlinear, *self.rows, *self.shapes, *self.curved)
-        size = torch.maximum(z.abs().amax(-1, keepdim=True), value.abs().amax(-1, keepdim=True))
-        found = [part.relative_violation(value, size) for part in parts if part is not None]
-        if not found:
+        parts = [p for p in (self.linear, self.nonlinear, *self.rows, *self.shapes, *self.curved) if p is not None]
+        if not parts:
             return value.new_zeros(value.shape[:-1])
+        size = torch.maximum(z.abs().amax(-1, keepdim=True), value.abs().amax(-1, keepdim=True))
+        found = [part.relative_violation(value, size) for part in parts]
         worst = found[0]
         for other in found[1:]:
             worst = torch.maximum(worst, other)

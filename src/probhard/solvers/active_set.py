@@ -7,7 +7,9 @@ Given the sides, the free variables are projected on the rows with the others he
 and every variable is asked where it would go, ``t = c - w (B^T y + l)``: below its lower bound it belongs on that side,
 above its upper bound on the other, between them it is free. No change of sides means optimality. Held variables keep
 a tiny weight, so that rows without a free variable stay regular and ask for the release of the right ones. Elements
-that do not settle get their sides from an interior point method, and go on from there.
+that do not settle get their sides from an interior point method, and go on from there. Where sides run in a circle,
+only the last variable that asks for another side gets it: Murty's rule, which cannot. ``forest`` does the same steps
+for trees.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from probhard.solvers import forest
 from probhard.solvers.interior import central
-from probhard.solvers.quadratic import HELD, Faces, Programme
+from probhard.solvers.quadratic import HELD, NEAR, Faces, Programme
 
-NEAR = 1e-12  # how far beyond its bound a free variable may be, relative to its terms
-QUICK, SLOW = 12, 20
+QUICK, SLOW, SINGLE = 12, 20, 200
 CLOSE = 1e-5  # how far the point on a face may be from the central path's end, relative to its size
 
 
@@ -60,17 +62,22 @@ def _from_inside(programme: Programme) -> Faces:
     if len(left):
         few = part.select(left)
         found = found.updated(left, _iterate(few, inner.side.index_select(0, left), SLOW))
+        left = torch.nonzero(~found.done).squeeze(-1)
+    if len(left):
+        found = found.updated(left, _iterate(part.select(left), found.side.index_select(0, left), SINGLE, single=True))
     return found
 
 
-def _iterate(programme: Programme, side: Tensor, steps: int) -> Faces:
+def _iterate(programme: Programme, side: Tensor, steps: int, single: bool = False) -> Faces:
     """Up to so many changes of sides; finished elements are left alone, and put away when they are many."""
+    if forest.suits(programme) and not single:
+        return forest.iterate(programme, side, steps)
     count = torch.zeros(len(side), dtype=torch.int64, device=side.device)
     whole = Faces(side, programme.centre, count, count > 0, torch.zeros_like(programme.right))
     index = torch.arange(programme.count, device=side.device)
     part, open_ = programme, whole
     for _ in range(steps):
-        part, open_ = _step(part, open_)
+        part, open_ = _step(part, open_, single)
         if bool(open_.done.all()):
             break
         if int(open_.done.sum()) * 2 > len(index):
@@ -81,7 +88,7 @@ def _iterate(programme: Programme, side: Tensor, steps: int) -> Faces:
     return whole.updated(index, open_)
 
 
-def _step(programme: Programme, faces: Faces) -> tuple[Programme, Faces]:
+def _step(programme: Programme, faces: Faces, single: bool = False) -> tuple[Programme, Faces]:
     lower, upper, w, side = programme.lower, programme.upper, programme.weight, faces.side
     free = side == 0
     goal = programme.centre if programme.linear is None else programme.centre - w * programme.linear
@@ -103,7 +110,12 @@ def _step(programme: Programme, faces: Faces) -> tuple[Programme, Faces]:
     fresh = above.to(torch.int8) - below.to(torch.int8)
     fresh = torch.where(lower == upper, torch.ones_like(fresh), fresh)
     value = target.clamp(lower, upper)
-    settled = ((fresh == side) | (w == 0)).all(-1)
+    asks = (fresh != side) & (w != 0)
+    settled = ~asks.any(-1)
+    if single:
+        number = torch.arange(1, side.shape[-1] + 1, device=side.device)
+        last = torch.where(asks, number, 0).amax(-1, keepdim=True)
+        fresh = torch.where(number == last, fresh, side)
     if programme.costed is not None:  # proximal centres follow
         moved = torch.where(programme.costed, 0.0, (value - programme.centre).abs())
         lengths = torch.where(programme.costed, value.abs() + programme.centre.abs(), 0.0)

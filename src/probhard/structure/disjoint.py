@@ -103,7 +103,12 @@ class DisjointRows(Structure):
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``."""
-        return self.weighted_sums(x.abs(), self.coefficient.abs())
+        sizes = self.__dict__.get("_sizes")
+        if sizes is None:
+            sizes = self.coefficient.abs()
+            if checking() and self.constant:
+                self.__dict__["_sizes"] = sizes
+        return self.weighted_sums(x.abs(), sizes)
 
     def factor(self, weight: Tensor) -> DisjointFactor:
         return DisjointFactor(self, weight)

@@ -2,14 +2,14 @@
 
 Pivots that are not neighbours in the graph of ``A W A^T`` can be eliminated at the same time, so each round takes a
 maximal set of independent rows of low degree (minimum degree, vectorised). What is left when the graph has become
-small or dense is factored as one dense block. ``Columns`` is plain minimum degree, for the compiled kernels. Found once
-per pattern; plain index arrays come out. ``Assembly`` fills the entries so numbered.
+small or dense is factored as one dense block. ``Columns``, for the compiled kernels, is plain minimum degree but for
+the first rounds of a large graph. Found once per pattern, by array operations wherever the graph is large; plain index
+arrays come out. ``Assembly`` fills the entries so numbered.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,32 @@ from torch import Tensor
 from probhard.structure.base import OnDevice
 
 SMALL_BLOCK = 24  # a remaining block of this size is factored densely at once
+SEQUENTIAL = 2048  # rows up to which minimum degree is worth its loop over single rows
 LARGE_BLOCK = 2048  # never leave more than this to the dense block while pivots of low degree remain
+
+
+class Numbering:
+    """Numbers of the entries (i, j) = (j, i) of a symmetric matrix, in the order in which they are given."""
+
+    def __init__(self, i: np.ndarray, j: np.ndarray, rows: int) -> None:
+        self.rows = rows
+        codes = self._code(i, j)
+        self.order = np.argsort(codes)
+        self.codes = codes[self.order]
+
+    def _code(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        return np.minimum(i, j).astype(np.int64) * self.rows + np.maximum(i, j)
+
+    def of(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """The numbers of entries that are there."""
+        return self.order[np.searchsorted(self.codes, self._code(i, j))]
+
+    def within(self, other: Numbering) -> np.ndarray:
+        """The numbers of the entries, in their order here, in another numbering; -1 for those that it lacks."""
+        at = np.searchsorted(other.codes, self.codes).clip(max=len(other.codes) - 1)
+        found = np.empty(len(self.codes), dtype=np.int64)
+        found[self.order] = np.where(other.codes[at] == self.codes, other.order[at], -1)
+        return found
 
 
 @dataclass(eq=False)
@@ -47,9 +72,14 @@ class Plan(OnDevice):
     block: Tensor  # (m,) rows of the dense rest
     block_entry: Tensor  # (m * m,) entry of each of its elements
     lower: Tensor  # (m (m + 1) / 2,) elements on and below its diagonal, each entry once
-    entries: int
-    entry_of: dict[tuple[int, int], int]
-    graph: sp.csr_array  # which rows of A share a variable
+    early: int  # rounds after which at most SEQUENTIAL rows are left
+    rest: sp.csr_array  # which rows share an entry then
+    numbers: Numbering  # of the entries
+
+    @property
+    def entries(self) -> int:
+        """Number of entries on and below the diagonal."""
+        return len(self.numbers.codes)
 
     @cached_property
     def columns(self) -> Columns:
@@ -74,128 +104,143 @@ class Columns:
 
 
 def plan_columns(plan: Plan) -> Columns:
-    """Eliminate the row of least degree until none is left."""
-    neighbours = _neighbours(plan.graph)
-    queue = [(len(around), p) for p, around in enumerate(neighbours)]
-    heapq.heapify(queue)
-    columns: list[list[int]] = []
-    number: dict[tuple[int, int], int] = {}
-    done: set[int] = set()
-    while queue:
-        degree, p = heapq.heappop(queue)
-        if p in done or degree != len(neighbours[p]):  # an entry that has been overtaken
-            continue
-        done.add(p)
-        around = sorted(neighbours[p])
-        columns.append([p, *around])
-        for j in columns[-1]:
-            number[min(p, j), max(p, j)] = len(number)
-        for j in around:
-            neighbours[j] |= neighbours[p]
-            neighbours[j] -= {j, p}
-            heapq.heappush(queue, (len(neighbours[j]), j))
-    target = [number[i, j] for _, *around in columns for at, j in enumerate(around) for i in around[: at + 1]]
-    sizes = np.array([len(column) for column in columns], dtype=np.int64)
+    """The pivots of the early rounds; then the row of least degree until none is left."""
+    early, rest = plan.rounds[: plan.early], _minimum_degree(plan)
+    sizes = [1 + np.bincount(step.owner.numpy(), minlength=len(step.pivot)) for step in early]
+    pivots = [*(step.pivot.numpy() for step in early), np.array([column[0] for column in rest], dtype=np.int64)]
+    later = [
+        *(step.neighbour.numpy() for step in early),
+        np.array([j for _, *around in rest for j in around], np.int64),
+    ]
+    size = np.concatenate([*sizes, np.array([len(column) for column in rest], dtype=np.int64)])
+    pivot, neighbour = np.concatenate(pivots), np.concatenate(later)
+    row = _with_pivots(pivot, neighbour, size)
+    numbers = Numbering(np.repeat(pivot, size), row, plan.numbers.rows)
+    first, second = pairs_within(size - 1)
     return Columns(
-        start=np.concatenate([[0], np.cumsum(sizes)]),
-        row=np.array([j for column in columns for j in column], dtype=np.int64),
-        pair=np.concatenate([[0], np.cumsum(sizes * (sizes - 1) // 2)]),
-        target=np.array(target, dtype=np.int64),
-        entry=np.array([number.get(pair, -1) for pair in plan.entry_of], dtype=np.int64),
+        start=np.concatenate([[0], np.cumsum(size)]),
+        row=row,
+        pair=np.concatenate([[0], np.cumsum(size * (size - 1) // 2)]),
+        target=numbers.of(neighbour[first], neighbour[second]),
+        entry=plan.numbers.within(numbers),
     )
 
 
-def _neighbours(graph: sp.csr_array) -> list[set[int]]:
-    """The other rows that each row meets."""
-    spans = zip(graph.indptr[:-1], graph.indptr[1:])
-    return [set(graph.indices[first:last].tolist()) - {i} for i, (first, last) in enumerate(spans)]
+def _minimum_degree(plan: Plan) -> list[list[int]]:
+    """Columns of the rest, each its pivot and then the later neighbours of it."""
+    graph = plan.rest
+    left = set(range(graph.shape[0])).difference(*(step.pivot.tolist() for step in plan.rounds[: plan.early]))
+    neighbours = {p: set(graph.indices[graph.indptr[p] : graph.indptr[p + 1]].tolist()) for p in left}
+    queue = [(len(around), p) for p, around in neighbours.items()]
+    heapq.heapify(queue)
+    columns: list[list[int]] = []
+    while queue:
+        degree, p = heapq.heappop(queue)
+        if p not in neighbours or degree != len(neighbours[p]):  # an entry that has been overtaken
+            continue
+        around = neighbours.pop(p)
+        columns.append([p, *sorted(around)])
+        for j in around:
+            neighbours[j] |= around
+            neighbours[j] -= {j, p}
+            heapq.heappush(queue, (len(neighbours[j]), j))
+    return columns
+
+
+def pairs_within(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions (first, second <= first) of all pairs within consecutive groups of these sizes."""
+    start = np.cumsum(counts) - counts
+    partners = np.arange(counts.sum()) - np.repeat(start, counts) + 1  # second ones for each first
+    first = np.repeat(np.arange(len(partners)), partners)
+    offset = np.arange(len(first)) - np.repeat(np.cumsum(partners) - partners, partners)
+    return first, np.repeat(np.repeat(start, counts), partners) + offset
 
 
 def plan_elimination(matrix: sp.csr_array) -> Plan:
     """Plan the elimination of ``A W A^T`` from the pattern of A (q x n)."""
     rows = matrix.shape[0]
     pattern = sp.csr_array((np.ones(matrix.nnz), matrix.indices, matrix.indptr), shape=matrix.shape)
-    graph = sp.csr_array(pattern @ pattern.T)
-    neighbours = _neighbours(graph)
-    entry_of: dict[tuple[int, int], int] = {}
-
-    def entry(i: int, j: int) -> int:
-        return entry_of.setdefault((i, j) if i < j else (j, i), len(entry_of))
-
-    left, rounds = set(range(rows)), []
-    while left:
-        chosen = _independent(left, neighbours)
+    graph = _simple(sp.coo_array(pattern @ pattern.T), np.zeros(rows, dtype=bool))
+    left = np.arange(rows)
+    drafts: list[tuple[np.ndarray, sp.csr_array]] = []
+    early, rest = 0, graph
+    while len(left):
+        chosen = _independent(left, graph)
         size = len(left)
-        crowded = sum(len(neighbours[p]) for p in left) > 0.5 * size * size
+        crowded = graph.nnz > 0.5 * size * size
         if size <= SMALL_BLOCK or (size <= LARGE_BLOCK and (crowded or len(chosen) < max(2, size // 50))):
             break
-        rounds.append(_eliminate(chosen, neighbours, entry))
-        left -= set(chosen)
-    block = sorted(left)
-    block_entry = [entry(i, j) for i in block for j in block]
-    for i in range(rows):
-        entry(i, i)
+        around = graph[chosen]
+        drafts.append((chosen, around))
+        gone = np.zeros(rows, dtype=bool)
+        gone[chosen] = True
+        first, second = pairs_within(np.diff(around.indptr))
+        i, j = around.indices[first], around.indices[second]
+        old = sp.coo_array(graph)
+        at = np.concatenate([old.coords[0], i, j]), np.concatenate([old.coords[1], j, i])
+        graph = _simple(sp.coo_array((np.ones(len(at[0]), dtype=np.int8), at), shape=graph.shape), gone)
+        if len(left) > SEQUENTIAL:
+            early, rest = len(drafts), graph
+        left = left[~gone[left]]
+    across, down = np.tril_indices(len(left))
+    sizes = [np.diff(around.indptr) + 1 for _, around in drafts]
+    rows_of = [_with_pivots(chosen, around.indices, size) for (chosen, around), size in zip(drafts, sizes)]
+    pivots = [np.repeat(chosen, size) for (chosen, _), size in zip(drafts, sizes)]
+    numbers = Numbering(np.concatenate([*pivots, left[across]]), np.concatenate([*rows_of, left[down]]), rows)
     return Plan(
-        rounds=tuple(rounds),
-        block=torch.tensor(block, dtype=torch.int64),
-        block_entry=torch.tensor(block_entry, dtype=torch.int64),
-        lower=torch.tensor([i * len(block) + j for i in range(len(block)) for j in range(i + 1)], dtype=torch.int64),
-        entries=len(entry_of),
-        entry_of=entry_of,
-        graph=graph,
+        rounds=tuple(_round(numbers, chosen, around) for chosen, around in drafts),
+        block=torch.from_numpy(left),
+        block_entry=torch.from_numpy(numbers.of(np.repeat(left, len(left)), np.tile(left, len(left)))),
+        lower=torch.from_numpy(across * len(left) + down),
+        early=early,
+        rest=rest,
+        numbers=numbers,
     )
 
 
-def _independent(left: set[int], neighbours: list[set[int]]) -> list[int]:
+def _with_pivots(chosen: np.ndarray, neighbours: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Rows of the pivots' columns of these sizes, each pivot first."""
+    return np.insert(neighbours.astype(np.int64), np.cumsum(size - 1) - (size - 1), chosen)
+
+
+def _simple(edges: sp.coo_array, gone: np.ndarray) -> sp.csr_array:
+    """The graph of these edges: each once, none from a row to itself, and none of the rows that are gone."""
+    i, j = edges.coords
+    kept = (i != j) & ~gone[i] & ~gone[j]
+    graph = sp.csr_array((np.ones(kept.sum(), dtype=np.int8), (i[kept], j[kept])), shape=edges.shape)
+    graph.sort_indices()
+    return graph
+
+
+def _independent(left: np.ndarray, graph: sp.csr_array) -> np.ndarray:
     """Rows of low degree, no two of them neighbours, smallest degree first."""
-    order = sorted(left, key=lambda p: (len(neighbours[p]), p))
-    limit = 2 * len(neighbours[order[0]]) + 2
-    blocked: set[int] = set()
+    degree = np.diff(graph.indptr)[left]
+    low = degree <= 2 * degree.min() + 2
+    order = left[low][np.argsort(degree[low], kind="stable")]
+    blocked = np.zeros(graph.shape[0], dtype=bool)
     chosen = []
-    for p in order:
-        if len(neighbours[p]) > limit:
-            break
-        if p not in blocked:
+    for p, first, last in zip(order.tolist(), graph.indptr[order].tolist(), graph.indptr[order + 1].tolist()):
+        if not blocked[p]:
             chosen.append(p)
-            blocked |= neighbours[p]
-    return chosen
+            blocked[graph.indices[first:last]] = True
+    return np.array(chosen, dtype=np.int64)
 
 
-def _eliminate(chosen: list[int], neighbours: list[set[int]], entry: Callable[[int, int], int]) -> Round:
-    """Record the arithmetic of one round and update the graph with its fill."""
-    entries: list[int] = []
-    owner: list[int] = []
-    later: list[int] = []
-    first: list[int] = []
-    second: list[int] = []
-    target: list[int] = []
-    for k, p in enumerate(chosen):
-        around = sorted(neighbours[p])
-        base = len(entries)
-        for a, j in enumerate(around):
-            entries.append(entry(p, j))
-            owner.append(k)
-            later.append(j)
-            for b in range(a + 1):
-                first.append(base + a)
-                second.append(base + b)
-                target.append(entry(j, around[b]))
-            neighbours[j] |= neighbours[p]
-            neighbours[j] -= {j, p}
-    indices = [[entry(p, p) for p in chosen], entries, owner, later, first, second, target]
-    diagonal, entries_t, owner_t, later_t, first_t, second_t, target_t = (
-        torch.tensor(values, dtype=torch.int64) for values in indices
-    )
+def _round(numbers: Numbering, chosen: np.ndarray, around: sp.csr_array) -> Round:
+    """The arithmetic of one round."""
+    counts = np.diff(around.indptr)
+    owner, later = np.repeat(np.arange(len(chosen)), counts), around.indices.astype(np.int64)
+    first, second = pairs_within(counts)
     return Round(
-        pivot=torch.tensor(chosen, dtype=torch.int64),
-        diagonal=diagonal,
-        entry=entries_t,
-        owner=owner_t,
-        neighbour=later_t,
-        first=first_t,
-        second=second_t,
-        target=target_t,
-        distinct=(first_t != second_t).to(torch.float64),
+        pivot=torch.from_numpy(chosen),
+        diagonal=torch.from_numpy(numbers.of(chosen, chosen)),
+        entry=torch.from_numpy(numbers.of(chosen[owner], later)),
+        owner=torch.from_numpy(owner),
+        neighbour=torch.from_numpy(later),
+        first=torch.from_numpy(first),
+        second=torch.from_numpy(second),
+        target=torch.from_numpy(numbers.of(later[first], later[second])),
+        distinct=torch.from_numpy((first != second).astype(np.float64)),
     )
 
 
@@ -203,29 +248,16 @@ class Assembly(OnDevice):
     """The map from weights w to the entries of ``A diag(w) A^T`` and back to the quadratic forms q_i."""
 
     def __init__(self, matrix: sp.csr_array, plan: Plan) -> None:
-        columns = sp.csc_array(matrix)
-        place = sp.csr_array(matrix)  # the position of every entry among the rows' entries
-        place.data = np.arange(1, place.nnz + 1, dtype=np.float64)
-        place = sp.csc_array(place)
-        first: list[int] = []
-        second: list[int] = []
-        variable: list[int] = []
-        entry: list[int] = []
-        twice: list[float] = []
-        for i in range(matrix.shape[1]):
-            span = slice(columns.indptr[i], columns.indptr[i + 1])
-            rows, at = columns.indices[span].tolist(), (place.data[span] - 1).astype(int).tolist()
-            for a, row in enumerate(rows):
-                for c, other in enumerate(rows[: a + 1]):
-                    variable.append(i)
-                    entry.append(plan.entry_of[(row, other) if row < other else (other, row)])
-                    first.append(at[a])
-                    second.append(at[c])
-                    twice.append(1.0 if row == other else 2.0)
+        place = sp.csr_array(matrix, dtype=np.float64)  # the position of every entry among the rows' entries
+        place.data = np.arange(place.nnz, dtype=np.float64)
+        columns = sp.csc_array(place)
+        counts, row, at = np.diff(columns.indptr), columns.indices, columns.data.astype(np.int64)
+        first, second = pairs_within(counts)
         self.variables, self.entries = matrix.shape[1], plan.entries
-        self.variable, self.entry = torch.tensor(variable), torch.tensor(entry)
-        self.first, self.second = torch.tensor(first), torch.tensor(second)
-        self.twice = torch.tensor(twice, dtype=torch.float64)
+        self.variable = torch.from_numpy(np.repeat(np.arange(self.variables), counts * (counts + 1) // 2))
+        self.entry = torch.from_numpy(plan.numbers.of(row[first], row[second]))
+        self.first, self.second = torch.from_numpy(at[first]), torch.from_numpy(at[second])
+        self.twice = torch.from_numpy(np.where(first == second, 1.0, 2.0))
         self.product = self.form = self.twice
         self.fill(torch.from_numpy(sp.csr_array(matrix).data.astype(np.float64)))
 

@@ -7,8 +7,18 @@ crossed hierarchies get small blocks. A child set is a partition of the aggregat
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from probhard.solvers.pooling import compiled
+
+Index = NDArray[np.integer[Any]]
+Mask = NDArray[np.bool_]
+
+COMPILED = 100_000  # entries of S from which its loops are compiled
 
 
 def summation_block(matrix: sp.csr_array) -> sp.csr_array | None:
@@ -35,30 +45,40 @@ def child_sets(summation: sp.csr_array) -> sp.csr_array:
     aggregates, bottoms = summation.shape
     size = np.diff(summation.indptr)
     above, below = _strictly_below(summation, size)
-    chosen_row: list[np.ndarray] = []
-    chosen_node: list[np.ndarray] = []
     order = np.lexsort((below, -size[below], above))
     above, below = above[order], below[order]
     start = np.searchsorted(above, np.arange(aggregates + 1))
-    covered = np.full(bottoms, -1, dtype=np.int64)
-    for i in range(aggregates):
-        mine = summation.indices[summation.indptr[i] : summation.indptr[i + 1]]
-        children = []
-        left = size[i]
-        for j in below[start[i] : start[i + 1]]:
+    chosen, single = np.zeros(len(below), dtype=np.bool_), np.zeros(summation.nnz, dtype=np.bool_)
+    # to load the first compiled function takes longer than the plain one needs for a small hierarchy
+    partition = _partition if summation.nnz > COMPILED else getattr(_partition, "py_func", _partition)
+    partition(summation.indptr, summation.indices, start, below, chosen, single)
+    row = np.concatenate([above[chosen], np.repeat(np.arange(aggregates), size)[single]])
+    node = np.concatenate([below[chosen], summation.indices[single] + aggregates])
+    return sp.csr_array((np.ones(len(row)), (row, node)), shape=(aggregates, aggregates + bottoms))
+
+
+@compiled
+def _partition(pointer: Index, bottom: Index, start: Index, below: Index, chosen: Mask, single: Mask) -> None:
+    """Mark the children of every aggregate among the nodes below it, largest first, and the bottoms that they leave."""
+    owner = np.full(bottom.max() + 1, -1)  # the last aggregate that a child covers each bottom for
+    for i in range(len(pointer) - 1):
+        left = pointer[i + 1] - pointer[i]
+        for k in range(start[i], start[i + 1]):
+            first, last = pointer[below[k]], pointer[below[k] + 1]
+            fits = last - first <= left
+            t = first
+            while fits and t < last:
+                fits = owner[bottom[t]] != i
+                t += 1
+            if fits:
+                chosen[k] = True
+                left -= last - first
+                for t in range(first, last):
+                    owner[bottom[t]] = i
             if left == 0:
                 break
-            theirs = summation.indices[summation.indptr[j] : summation.indptr[j + 1]]
-            if size[j] <= left and not (covered[theirs] == i).any():
-                covered[theirs] = i
-                children.append(j)
-                left -= size[j]
-        single = mine[covered[mine] != i] + aggregates
-        nodes = np.concatenate([np.asarray(children, dtype=np.int64), single])
-        chosen_row.append(np.full(len(nodes), i))
-        chosen_node.append(nodes)
-    row, node = np.concatenate(chosen_row), np.concatenate(chosen_node)
-    return sp.csr_array((np.ones(len(row)), (row, node)), shape=(aggregates, aggregates + bottoms))
+        for t in range(pointer[i], pointer[i + 1]):
+            single[t] = owner[bottom[t]] != i
 
 
 def _strictly_below(summation: sp.csr_array, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
