@@ -1,32 +1,26 @@
-"""Run the comparisons and print one line each: ``python -m benchmarks [suite ...]``, all of them by default."""
+"""The speed suite: ``python -m benchmarks [suite ...] [--quick] [--render] [--output FOLDER]``, by default all."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+from pathlib import Path
 
-import torch
-
-from benchmarks import conservation, hierarchies, inequalities, nonlinear, operators, porous_medium
-from benchmarks.timing import HEADER
-
-SUITES = {
-    "conservation": conservation.run,
-    "hierarchies": hierarchies.run,
-    "nonlinear": nonlinear.run,
-    "porous-medium": porous_medium.run,
-    "inequalities": inequalities.run,
-    "operators": operators.run,
-}
+from benchmarks import runner
+from benchmarks.suites import SUITES
 
 
-def main(names: list[str]) -> None:
-    """Run the named suites, or all."""
-    torch.set_num_threads(1)
-    print(HEADER)
-    for name in names or list(SUITES):
-        for comparison in SUITES[name]():
-            print(comparison.line(), flush=True)
+def main() -> None:
+    """Run suites and write the report."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", help=f"some of {', '.join(SUITES)}")
+    parser.add_argument("--quick", action="store_true", help="rough figures, to results/quick/speed")
+    parser.add_argument("--render", action="store_true", help="only write the report of the lines that are there")
+    parser.add_argument("--output", type=Path, help="folder of lines and report")
+    given = parser.parse_args()
+    folder = given.output or (runner.ROOT / "results" / "quick" / "speed" if given.quick else runner.FOLDER)
+    for path in runner.render(folder) if given.render else runner.run(given.suites, folder, given.quick):
+        print(f"Written: {path}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,13 +1,14 @@
 """Oblique projection of hierarchies with variances, forward and backward.
 
-Tourism-L's 555 series on a (4, 36) batch of time steps against the dense per-element inverse, and how a tree of 42,840
-nodes scales. The real summation matrix is read from PROBHARD_DATA; without it a hierarchy of the same shape is built.
+Tourism-L's 555 series on a (4, 36) batch of time steps against the dense per-element inverse, and what doubling a tree
+of 42,840 bottoms costs. The real summation matrix is read from PROBHARD_DATA; without it one of its shape is built.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from benchmarks.timing import Comparison, interleaved
+from benchmarks.timing import Comparison, Overhead, measured, worst
 
 TREE = (10, 7, 3, 204)  # children per node, level by level: 1 + 10 + 70 + 210 + 42,840 nodes
 
@@ -55,49 +56,49 @@ def dense_inverse(mean: Tensor, stddev: Tensor, rows: Tensor) -> tuple[Tensor, T
     return moved, (projector.square() @ variance.unsqueeze(-1)).squeeze(-1).clamp(min=1e-12).sqrt()
 
 
-def run() -> Iterator[Comparison]:
-    """Compare in float32, one thread."""
+def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
+    """Compare in float32."""
     torch.manual_seed(0)
     hierarchy = tourism_large()
-    mean = (100 * torch.rand(4, 36, 555)).requires_grad_()
-    stddev = (torch.rand(4, 36, 555) + 0.1).requires_grad_()
-    target, rows = 100 * torch.rand(4, 36, 555), hierarchy.A.float()
-    layers = {metric: ph.DPPL(metric) for metric in ("oblique", "orthogonal")}
+    shape = (1, 4, 555) if quick else (4, 36, 555)
+    mean = (100 * torch.rand(shape)).requires_grad_()
+    stddev = (torch.rand(shape) + 0.1).requires_grad_()
+    target, rows = 100 * torch.rand(shape), hierarchy.A.float()
 
-    def dense() -> None:
-        ph.crps(dense_inverse(mean, stddev, rows), target).sum().backward()
+    def dense() -> Tensor:
+        law = dense_inverse(mean, stddev, rows)
+        ph.crps(law, target).sum().backward()
+        return law[0].detach()
 
-    def ours(metric: str) -> None:
-        ph.crps(layers[metric]((mean, stddev), hierarchy), target).sum().backward()
+    def ours(layer: ph.DPPL) -> Tensor:
+        law = layer((mean, stddev), hierarchy)
+        ph.crps(law, target).sum().backward()
+        return law.mean.detach()
 
-    (dense_time,) = interleaved(dense, repeats=3, warm_up=1)
-    peer_left = float(hierarchy.violation(dense_inverse(mean.detach(), stddev.detach(), rows)[0]).max())
-    for metric in ("oblique", "orthogonal"):
-        (our_time,) = interleaved(lambda metric=metric: ours(metric), repeats=20)
-        left = float(hierarchy.violation(layers[metric]((mean, stddev), hierarchy).mean.detach()).max())
-        yield Comparison(
-            f"Tourism-L, 144 steps, {metric}", "dense inverse, oblique", dense_time, our_time, peer_left, left, ">= 20"
-        )
-    yield from scaling()
+    metrics = ("oblique", "orthogonal")
+    peer, *found = measured(dense, *(partial(ours, ph.DPPL(metric)) for metric in metrics))
+    for metric, one in zip(metrics, found):
+        case = f"Tourism-L with variances, {mean[..., 0].numel()} steps, {metric}"
+        yield Comparison.of(case, "dense inverse, oblique", peer, one, partial(worst, hierarchy), goal=20)
+    yield from doubling(TREE if not quick else (2, 3, 4))
 
 
-def scaling() -> Iterator[Comparison]:
-    """A tree of 43,131 nodes against twice as many: the ratio is the cost of doubling n."""
-    times, left = [], []
-    for factor in (1, 2, 4):
-        hierarchy = tree((*TREE[:-1], factor * TREE[-1]))
-        stddev = torch.rand(hierarchy.variables) + 0.1
-        mean = torch.rand(hierarchy.variables).requires_grad_()
+def doubling(fan_out: tuple[int, ...]) -> Iterator[Overhead]:
+    """A tree, twice and four times as many bottoms: the factor is the cost of doubling n."""
+
+    def work(factor: int) -> Callable[[], None]:
+        hierarchy = tree((*fan_out[:-1], factor * fan_out[-1]))
+        dist = torch.rand(hierarchy.variables).requires_grad_(), torch.rand(hierarchy.variables) + 0.1
         layer = ph.DPPL("oblique")
 
-        dist = (mean, stddev)
+        def projected() -> None:
+            law = layer(dist, hierarchy)
+            (law.mean.sum() + law.variance.sum()).backward()
 
-        def work(layer: ph.DPPL = layer, hierarchy: ph.Hierarchy = hierarchy, dist: tuple = dist) -> None:
-            projected = layer(dist, hierarchy)
-            (projected.mean.sum() + projected.variance.sum()).backward()
+        return projected
 
-        (seconds,) = interleaved(work, repeats=30)
-        times.append((hierarchy.variables, seconds))
-        left.append(float(hierarchy.violation(layer(dist, hierarchy).mean.detach()).max()))
-    for (n, seconds), (twice, longer), before, after in zip(times, times[1:], left, left[1:]):
-        yield Comparison(f"tree of {twice:,} nodes", f"tree of {n:,} nodes", longer, seconds, after, before, "<= 2.3")
+    factors = (1, 2, 4)
+    found = measured(*map(work, factors))
+    for factor, small, large in zip(factors, found, found[1:]):
+        bottoms = factor * int(np.prod(fan_out))
+        yield Overhead(f"tree of {bottoms:,} bottoms, doubled", small.seconds, large.seconds, 2.3)

@@ -50,14 +50,14 @@ Array = NDArray[np.float64]
 Problem = tuple[int, int, float, float, float, float, float]
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
     """Compile where numba is installed, and keep the result on disk where a folder for it can be written."""
     if njit is None:
         return function
     try:
-        return cast(Function, njit(cache=True, error_model="numpy")(function))
+        return cast(Function, njit(cache=True, error_model="numpy", **options)(function))
     except RuntimeError:
-        return cast(Function, njit(error_model="numpy")(function))
+        return cast(Function, njit(error_model="numpy", **options)(function))
 
 
 @compiled

@@ -19,7 +19,6 @@ from functools import cached_property
 from math import prod
 from typing import Any, cast
 
-import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from probhard.structure import kernels
 from probhard.structure.base import CACHES, Factor, Mapped, SparseMap, plain
 from probhard.structure.dense import DenseRows, cholesky_solve
 from probhard.structure.elimination import Assembly, Plan, gather_sum, lift, plan_elimination
-from probhard.structure.moments import _twice
+from probhard.structure.moments import _twice, matrix
 
 DENSE_LIMIT = 20_000_000  # entries of A up to which compiled code may hold it densely
 KERNEL_BLOCK = 64  # rows of a dense rest up to which the kernels are faster than LAPACK
@@ -162,7 +161,7 @@ class KernelFactor(Factor):
         self.structure, self.weight = structure, weight
         self.batch = weight.shape[:-1]
         lanes = min(kernels.LANES, prod(self.batch))
-        self.columns, pivot = kernels.factorise(structure.program, _rows(weight), lanes)
+        self.columns, pivot = kernels.factorise(structure.program, matrix(weight), lanes)
         self.pivot = torch.from_numpy(pivot).reshape(*self.batch, -1)
 
     @cached_property
@@ -193,7 +192,7 @@ class KernelSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, r: Tensor, weight: Tensor, factor: KernelFactor) -> Tensor:
-        count, columns, right = prod(factor.batch), factor.columns, _rows(r)
+        count, columns, right = prod(factor.batch), factor.columns, matrix(r)
         if count == 1:  # samples take the place of the batch
             count, columns = len(right), columns.repeat(min(kernels.LANES, len(right)), -1)
         right = right.reshape(-1, count, r.shape[-1])
@@ -216,8 +215,8 @@ class KernelMoments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, factor: KernelFactor) -> tuple[Tensor, Tensor]:
         program = factor.structure.program
-        right = _rows(b if b.dim() == 1 else b.expand(*factor.batch, -1))
-        found = kernels.moments(program, factor.columns, _rows(z), _rows(w), right)
+        right = matrix(b if b.dim() == 1 else b.expand(*factor.batch, -1))
+        found = kernels.moments(program, factor.columns, matrix(z), matrix(w), right)
         mean, scale, multiplier = (torch.from_numpy(x) for x in found)
         mean, scale = mean.reshape(z.shape), scale.reshape(z.shape)
         ctx.factor = factor
@@ -230,15 +229,10 @@ class KernelMoments(torch.autograd.Function):
         factor, (of_mean, of_scale) = ctx.factor, gradients
         if torch.is_grad_enabled() or not plain(of_mean):
             return (*_twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
-        sources = (_rows(w), multiplier.numpy(), _rows(scale), _rows(of_mean), _rows(of_scale))
+        sources = (matrix(w), multiplier.numpy(), matrix(scale), matrix(of_mean), matrix(of_scale))
         found = kernels.moments_adjoint(factor.structure.program, factor.columns, *sources)
         of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in found)
         return of_z, of_w, of_b.sum_to_size(b.shape), None
-
-
-def _rows(x: Tensor) -> np.ndarray:
-    """The numbers of x (..., k) as one contiguous matrix."""
-    return x.detach().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
 def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:

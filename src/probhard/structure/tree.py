@@ -26,7 +26,7 @@ from probhard.covariance import safe_sqrt
 from probhard.errors import broadcast
 from probhard.structure import fixed_sweeps, kernels, sweeps
 from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap, divide, plain, segment_sum
-from probhard.structure.moments import _twice
+from probhard.structure.moments import _twice, matrix
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
 
@@ -277,7 +277,7 @@ class KernelProject(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, b: Tensor, factor: TreeFactor) -> Tensor:
         out = z.new_empty(z.shape)
         assert factor.gains is not None
-        fixed_sweeps.project(factor.tree.program, factor.gains, _rows(z), _rows(_matched(b, z)), _rows(out))
+        fixed_sweeps.project(factor.tree.program, factor.gains, matrix(z), matrix(_matched(b, z)), matrix(out))
         ctx.factor, ctx.right = factor, b.shape
         return out
 
@@ -294,7 +294,7 @@ class KernelPull(torch.autograd.Function):
     def forward(ctx: Any, gradient: Tensor, factor: TreeFactor) -> tuple[Tensor, Tensor]:
         of_z, of_b = gradient.new_empty(gradient.shape), gradient.new_empty(*gradient.shape[:-1], factor.tree.rows)
         assert factor.gains is not None
-        fixed_sweeps.project_adjoint(factor.tree.program, factor.gains, _rows(gradient), _rows(of_z), _rows(of_b))
+        fixed_sweeps.project_adjoint(factor.tree.program, factor.gains, matrix(gradient), matrix(of_z), matrix(of_b))
         ctx.factor = factor
         return of_z, of_b
 
@@ -310,7 +310,7 @@ class KernelScale(torch.autograd.Function):
     def forward(ctx: Any, s: Tensor, factor: TreeFactor) -> Tensor:
         out = s.new_empty(s.shape)
         assert factor.gains is not None
-        fixed_sweeps.scale(factor.tree.program, factor.gains, _rows(s), _rows(out))
+        fixed_sweeps.scale(factor.tree.program, factor.gains, matrix(s), matrix(out))
         ctx.factor = factor
         ctx.save_for_backward(s, out)
         return out
@@ -323,7 +323,7 @@ class KernelScale(torch.autograd.Function):
                 found = safe_sqrt(ctx.factor.variance(s))
             return torch.autograd.grad(found, s, gradient, create_graph=True)[0], None
         of_s = s.new_empty(s.shape)
-        fixed_sweeps.scale_adjoint(ctx.factor.tree.program, ctx.factor.gains, *map(_rows, (out, gradient, of_s)))
+        fixed_sweeps.scale_adjoint(ctx.factor.tree.program, ctx.factor.gains, *map(matrix, (out, gradient, of_s)))
         return of_s, None
 
 
@@ -334,7 +334,7 @@ class KernelMoments(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
         right = _matched(b, z)
         mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
-        sweeps.moments(tree.program, _rows(z), _rows(w), _rows(right), _rows(mean), _rows(scale))
+        sweeps.moments(tree.program, matrix(z), matrix(w), matrix(right), matrix(mean), matrix(scale))
         ctx.tree = tree
         ctx.save_for_backward(z, w, b)
         return mean, scale
@@ -349,19 +349,14 @@ class KernelMoments(torch.autograd.Function):
             )
         right = _matched(b, z)
         of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
-        given = (_rows(z), _rows(w), _rows(right), _rows(gradients[0]), _rows(gradients[1]))
-        sweeps.moments_adjoint(ctx.tree.program, *given, _rows(of_z), _rows(of_w), _rows(of_b))
+        given = (matrix(z), matrix(w), matrix(right), matrix(gradients[0]), matrix(gradients[1]))
+        sweeps.moments_adjoint(ctx.tree.program, *given, matrix(of_z), matrix(of_w), matrix(of_b))
         return of_z, of_w, of_b.sum_to_size(b.shape), None
 
 
 def _matched(b: Tensor, z: Tensor) -> Tensor:
     """Right-hand sides for the points z, one for all or one for each."""
     return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)
-
-
-def _rows(x: Tensor) -> np.ndarray:
-    """The numbers of x (..., k) as one contiguous matrix; a view where x is contiguous."""
-    return x.detach().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
 def _ups(levels: tuple[Level, ...], depth: int) -> Tensor:

@@ -1,0 +1,105 @@
+"""All suites, each in a process of its own, and then the report.
+
+What a suite finds is appended to ``speed.jsonl`` and ``overhead.jsonl`` as it comes, so that stopping loses nothing;
+``suites.jsonl`` says how each of them ended. A suite that fails, hangs or lacks its peer is reported; the rest runs on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.suites import SUITES
+from benchmarks.worker import OVERHEAD, SPEED
+from probhard.errors import check_choice
+from probhard.records import Records
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "results" / "speed"
+LONGEST = 1800  # seconds per suite
+QUICK_SECONDS = "0.3"  # per comparison
+SINGLE = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
+
+Command = Callable[[str, Path, bool], Sequence[str]]
+
+
+def command(name: str, folder: Path, quick: bool) -> list[str]:
+    """What runs a suite."""
+    suite = SUITES[name]
+    python = [sys.executable, "-m"]
+    if suite.reports:
+        return [*python, f"benchmarks.{suite.module}"]
+    return [*python, "benchmarks.worker", name, str(folder), *(["--quick"] if quick else [])]
+
+
+def chosen(names: Sequence[str], quick: bool = False) -> list[str]:
+    """The named suites, or all; a quick run leaves out those with reports of their own, which have one place."""
+    for name in names:
+        check_choice("suite", name, tuple(SUITES))
+    return list(names) or [name for name, suite in SUITES.items() if not (quick and suite.reports)]
+
+
+def run(names: Sequence[str], folder: Path = FOLDER, quick: bool = False, command: Command = command) -> list[Path]:
+    """Run the named suites, or all of them, write the report and return its files."""
+    ends = Records(folder / "suites.jsonl", ("suite",))
+    for name in chosen(names, quick):
+        ends.append({"suite": name, **_ended(name, command(name, folder.resolve(), quick), quick)})
+    return render(folder)
+
+
+def render(folder: Path = FOLDER) -> list[Path]:
+    """Write the report of the lines that are there, and keep only the last line of each case."""
+    files = [
+        Records(folder / f"{name}.jsonl", keys)
+        for name, keys in (("speed", SPEED), ("overhead", OVERHEAD), ("suites", ("suite",)))
+    ]
+    return report.write(folder, *(_newest(records) for records in files))
+
+
+def _ended(name: str, arguments: Sequence[str], quick: bool) -> dict[str, Any]:
+    """How a suite's process ended."""
+    suite = SUITES.get(name)
+    if suite is not None and not (ROOT / "benchmarks" / f"{suite.module}.py").exists():
+        return _end("missing", f"benchmarks/{suite.module}.py is not there yet")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment |= dict.fromkeys(SINGLE, str(suite.threads if suite else 1))
+    if quick:
+        environment["BENCH_SECONDS"] = QUICK_SECONDS
+    start = time.perf_counter()
+    try:
+        subprocess.run(arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, check=True, timeout=LONGEST)
+    except subprocess.CalledProcessError as error:
+        said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        print(f"{name} failed:", *said[-15:], sep="\n", file=sys.stderr, flush=True)
+        reason = said[-1].strip() if said else f"exit status {error.returncode}"
+        return _end("missing" if "is not installed" in reason else "failed", reason, start)
+    except subprocess.TimeoutExpired:
+        return _end("failed", f"not done after {LONGEST} s", start)
+    return _end("done", "", start)
+
+
+def _end(status: str, reason: str, start: float | None = None) -> dict[str, Any]:
+    seconds = 0.0 if start is None else round(time.perf_counter() - start, 1)
+    today = datetime.date.today().isoformat()
+    return {"status": status, "reason": reason, "seconds": seconds, "load": os.getloadavg()[0], "date": today}
+
+
+def _newest(records: Records) -> list[dict[str, Any]]:
+    """The last line of each key, and a file without the lines that they replace."""
+    if not records.path.exists():
+        return []
+    with open(records.path, "r+b") as file:  # in place and locked: another run may be writing to it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = records.read()
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        file.truncate()
+    return lines
