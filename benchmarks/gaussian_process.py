@@ -19,9 +19,8 @@ from benchmarks.timing import Comparison, measured, worst
 
 POINTS, DRAWS, MASS = 500, 200, 0.3
 COUPLED = (
-    "Ours makes the marginal variances with the law, by passing all columns of the root through the dense weight, and "
-    "passes every draw through it: O(n) products with an n x n matrix, where conditioning on one row needs O(n^2). "
-    "The peer factors a singular covariance with jitter, and its draws keep the integral only up to that."
+    "Ours also makes the marginal variances with the law, from all columns of its root, and projects and checks every "
+    "draw. The peer factors a singular covariance with jitter, and its draws keep the integral only up to that."
 )
 
 

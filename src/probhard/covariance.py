@@ -142,6 +142,11 @@ class Covariance(ABC):
         """``C X`` for X (*batch, n, k) or (n,), as ``torch.matmul``."""
         return self._columns(self.apply, rhs)
 
+    def root_matrix(self) -> Tensor:
+        """R itself, (*batch, n, root_size)."""
+        eye = torch.eye(self.root_size, dtype=self.dtype, device=self.device)
+        return self.root(eye.reshape(-1, *[1] * (len(self.shape) - 1), self.root_size)).movedim(0, -1)
+
     def root_matmul(self, rhs: Tensor) -> Tensor:
         """``R X`` for X (*batch, root_size, k) or (root_size,), as ``torch.matmul``."""
         return self._columns(self.root, rhs)
@@ -298,6 +303,9 @@ class Dense(Covariance):
 
     def root(self, noise: Tensor) -> Tensor:
         return matvec(self.scale_tril, noise)
+
+    def root_matrix(self) -> Tensor:
+        return self.scale_tril
 
     def scaled(self, scale: Tensor) -> Dense:
         return Dense(self.scale_tril * scale.unsqueeze(-1))

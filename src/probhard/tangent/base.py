@@ -114,9 +114,7 @@ class Tangent(Differential):
 
     def _root_variance(self, cov: Covariance) -> Tensor:
         """``diag(P R (P R)^T)`` column by column of the root: a sum of squares, for dense covariances."""
-        eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
-        columns = cov.root(eye.reshape(-1, *[1] * (len(cov.shape) - 1), cov.root_size))
-        return self.apply(self._columns(columns.movedim(0, -1))).square().sum(0)
+        return self.apply(self._columns(cov.root_matrix())).square().sum(0)
 
     def check(self) -> Self:
         """Raise where the weight leaves a row nothing to move; eager mode only."""

@@ -81,11 +81,19 @@ class DenseTangent(Tangent):
         matrix = self.core.dense()  # (*batch, q, n)
         rows = matrix.movedim(-2, 0)
         rows = rows.reshape(rows.shape[0], *[1] * (len(weight.shape) - rows.dim() + 1), *rows.shape[1:])
-        pushed = self.weight.apply(rows)  # A W, (q, *batch, n)
-        self.lower, self.info = torch.linalg.cholesky_ex(matrix @ pushed.movedim(0, -1))
+        self.pushed = self.weight.apply(rows).movedim(0, -1)  # W A^T, (*batch, n, q)
+        self.lower, self.info = torch.linalg.cholesky_ex(matrix @ self.pushed)
 
     def multiplier(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)
+
+    def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
+        return z - matvec(self.pushed, self.multiplier(self.core.apply(z) - b))
+
+    def transpose(self, x: Tensor) -> Tensor:
+        y = self._exact(x.to(self.dtype))
+        pull = self.core.transpose(self.multiplier(matvec(self.pushed.mT, y)))
+        return self.system.free(y - pull).to(x.dtype)
 
     def pivots(self) -> Tensor:
         regular = (self.info == 0).unsqueeze(-1)
