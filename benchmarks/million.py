@@ -1,4 +1,4 @@
-"""A million series made coherent and non-negative in bounded memory: ``python -m benchmarks.million [--draws 1000]``.
+"""A million series made coherent and non-negative in bounded memory: ``python -m benchmarks.million [--draws 200]``.
 
 A tree of 1,010,111 series and a crossed hierarchy (10 places x 100,000 products) of 1,100,011. One step of the horizon:
 the coherent law's mean and marginal variances, the coherent and non-negative mean, and draws of it, a few at a time,
@@ -125,7 +125,7 @@ def steps(name: str, build: Callable[[], ph.Hierarchy], draws: int, together: in
     yield step("non-negative draws", seconds, worst, draws)
 
 
-def run(quick: bool = False, draws: int = 1000) -> Iterator[Step]:
+def run(quick: bool = False, draws: int = 200) -> Iterator[Step]:
     """The tree with all draws, and the crossed hierarchy with a twentieth of them."""
     if quick:
         yield from steps("tree", lambda: tree((10, 10, 10)), 20, 8)
@@ -139,7 +139,7 @@ def main() -> None:
     """Measure and keep the lines."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.million", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a thousand series, which are only printed")
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=200)
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()

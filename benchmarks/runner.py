@@ -1,5 +1,6 @@
 """All suites, each in a process of its own, and then the report.
 
+Two suites run at a time, each bound to a processor of its own; those that measure memory run alone afterwards.
 What a suite finds is appended to ``speed.jsonl`` and ``overhead.jsonl`` as it comes, so that stopping loses nothing;
 ``suites.jsonl`` says how each of them ended. A suite that fails, hangs or lacks its peer is reported; the rest runs on.
 """
@@ -10,10 +11,12 @@ import datetime
 import fcntl
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from probhard.records import Records
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "speed"
+ATONCE = 2  # suites
 LONGEST = 1800  # seconds per suite
 QUICK_SECONDS = "0.3"  # per comparison
 SINGLE = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -51,8 +55,22 @@ def chosen(names: Sequence[str], quick: bool = False) -> list[str]:
 def run(names: Sequence[str], folder: Path = FOLDER, quick: bool = False, command: Command = command) -> list[Path]:
     """Run the named suites, or all of them, write the report and return its files."""
     ends = Records(folder / "suites.jsonl", ("suite",))
-    for name in chosen(names, quick):
-        ends.append({"suite": name, **_ended(name, command(name, folder.resolve(), quick), quick)})
+    processors: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in sorted(os.sched_getaffinity(0), reverse=True)[:ATONCE]:
+        processors.put(number)
+
+    def one(name: str) -> None:
+        processor = processors.get()
+        try:
+            ends.append({"suite": name, **_ended(name, command(name, folder.resolve(), quick), quick, processor)})
+        finally:
+            processors.put(processor)
+
+    alone = [name for name in chosen(names, quick) if name in SUITES and SUITES[name].reports]
+    with ThreadPoolExecutor(processors.qsize()) as pool:
+        list(pool.map(one, [name for name in chosen(names, quick) if name not in alone]))
+    for name in alone:
+        one(name)
     return render(folder)
 
 
@@ -65,20 +83,23 @@ def render(folder: Path = FOLDER) -> list[Path]:
     return report.write(folder, *(_newest(records) for records in files))
 
 
-def _ended(name: str, arguments: Sequence[str], quick: bool) -> dict[str, Any]:
-    """How a suite's process ended."""
+def _ended(name: str, arguments: Sequence[str], quick: bool, processor: int = 0) -> dict[str, Any]:
+    """How a suite's process ended; what it printed is shown in one piece."""
     suite = SUITES.get(name)
     if suite is not None and not (ROOT / "benchmarks" / f"{suite.module}.py").exists():
         return _end("missing", f"benchmarks/{suite.module}.py is not there yet")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    environment |= dict.fromkeys(SINGLE, str(suite.threads if suite else 1))
+    environment |= dict.fromkeys(SINGLE, str(suite.threads if suite else 1)) | {"BENCH_PROCESSOR": str(processor)}
     if quick:
         environment["BENCH_SECONDS"] = QUICK_SECONDS
     start = time.perf_counter()
     try:
-        subprocess.run(arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, check=True, timeout=LONGEST)
+        print(f"{name} ...", flush=True)
+        done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=LONGEST)
+        print(done.stdout.decode(errors="replace"), flush=True)
     except subprocess.CalledProcessError as error:
         said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        print(error.stdout.decode(errors="replace"), flush=True)
         print(f"{name} failed:", *said[-15:], sep="\n", file=sys.stderr, flush=True)
         reason = said[-1].strip() if said else f"exit status {error.returncode}"
         return _end("missing" if "is not installed" in reason else "failed", reason, start)

@@ -34,7 +34,7 @@ def main(name: str, folder: Path, quick: bool = False) -> None:
     suite = SUITES[name]
     about = {"family": name, "versions": versions("torch", "numpy", *suite.packages)}
     if suite.threads == 1 and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, {int(os.environ.get("BENCH_PROCESSOR", max(os.sched_getaffinity(0))))})
     torch.set_num_threads(suite.threads)
     files = {
         Comparison: Records(folder / "speed.jsonl", SPEED),
