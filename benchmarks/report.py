@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.suites import SUITES
+from probhard.records import Records
 
 Line = Mapping[str, Any]
 COLUMNS = ("case", "peer", "peer ms", "our ms", "ratio", "goal", "peer off by", "we are off by", "peer MB", "our MB")
@@ -19,7 +20,7 @@ def write(folder: Path, speed: Sequence[Line], overhead: Sequence[Line], suites:
     """Write ``speed.md`` and ``speed.png``; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "speed.md"
-    page.write_text(render(speed, overhead, suites))
+    page.write_text(render(speed, overhead, suites) + _sizes(folder))
     return [page, *picture(folder / "speed.png", speed)]
 
 
@@ -46,6 +47,45 @@ def render(speed: Sequence[Line], overhead: Sequence[Line], suites: Sequence[Lin
         rows = [(x["suite"], x["status"], f"{x['seconds']:.0f}", _cell(x["reason"])) for x in suites]
         parts += ["## How the suites ended", _table(("suite", "end", "seconds", "reason"), rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def _sizes(folder: Path) -> str:
+    """What ``million`` and ``bandwidth`` have kept, the last line of each case."""
+    million = [x for x in Records(folder / "growth.jsonl", ("case", "axis", "size")).read() if x.get("dense_memory")]
+    passes = Records(folder / "bandwidth.jsonl", ("case", "dtype")).read()
+    parts = []
+    if million:
+        rows = [
+            (
+                _cell(x["case"].removeprefix("million, ")),
+                f"{x['size']:,}",
+                f"{x['seconds_each']:.2f}",
+                f"{x['count']:,}",
+                f"{x['memory'] / 1e9:.1f}",
+                f"{x['dense_memory'] / 1e9:,.0f}",
+                _small(x["violation"]),
+            )
+            for x in million
+        ]
+        columns = ("case", "series", "seconds each", "how many", "peak GB so far", "dense GB", "off by")
+        parts += ["## A million series on one core", _table(columns, rows)]
+    if passes:
+        rows = [
+            (
+                _cell(x["case"]),
+                x["dtype"],
+                f"{x['size']:,}",
+                _milliseconds(x["seconds"]),
+                _milliseconds(x["pass_seconds"]),
+                _judged(f"{x['factor']:.1f}", x["factor"] > x["goal"]),
+            )
+            for x in passes
+        ]
+        columns = ("case", "dtype", "variables", "ms", "pass ms", "factor, goal 5")
+        rates = [x["bandwidth"] / 1e9 for x in passes]
+        about = f"Against a plain elementwise pass over as many bytes ({min(rates):.0f} to {max(rates):.0f} GB/s)."
+        parts += ["## The distance to the hardware", about, _table(columns, rows)]
+    return "\n" + "\n\n".join(parts) + "\n" if parts else ""
 
 
 def reached(line: Line) -> bool | None:

@@ -108,7 +108,10 @@ class FaceProjector(Projector):
         if self.parts.box is not None:
             # a bound may be one number for all, so widths are looked at before it is expanded
             above = above | (self.parts.box.lower == self.parts.box.upper).to(z.device)
-        value = torch.where(below, lower, torch.where(above, upper, z))
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (z, lower, upper)):
+            value = torch.where(below, lower, torch.where(above, upper, z))  # no gradient where a width is 0
+        else:
+            value = torch.clamp(z, lower, upper)
         count = torch.ones(value.shape[:-1], dtype=torch.int64, device=z.device)
         tangent = FaceTangent(self, None, lambda: None, ~(below | above))
         return self.parts.finished(z, value, tangent, count, count > 0)
