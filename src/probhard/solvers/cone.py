@@ -9,6 +9,7 @@ Their residual proves optimality, whatever the solver said, and their Jacobian g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -267,7 +268,7 @@ def _exponential(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, y, z = point
     if (y > 0 and y * np.exp(min(x / y, 600.0)) <= z) or (y == 0 and x <= 0 <= z):
         return 0 * w, 0 * eye
-    if (x > 0 and x * np.exp(min(y / x, 600.0)) <= -np.e * z) or (x == 0 and y <= 0 and z <= 0):
+    if (x > 0 and x * np.exp(min(y / x, 600.0)) <= -math.e * z) or (x == 0 and y <= 0 and z <= 0):
         return w, eye
     if x <= 0 and y <= 0:
         return w + np.array([x, 0.0, max(z, 0.0)]), np.diag([0.0, 1.0, float(z <= 0)])
