@@ -18,6 +18,7 @@ from probhard.errors import MissingExtraError
 from probhard.executors import Executor, executor
 from probhard.grid import Grid
 from probhard.records import Records
+from waiting import wait_for
 
 
 def note(path: Path) -> None:
@@ -27,13 +28,6 @@ def note(path: Path) -> None:
 
 def calls(path: Path) -> int:
     return len(path.read_text()) if path.exists() else 0
-
-
-def wait_for(path: Path, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

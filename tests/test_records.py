@@ -17,6 +17,7 @@ import torch
 import probhard as ph
 from probhard.grid import Grid
 from probhard.records import Records
+from waiting import wait_for
 
 FORK = multiprocessing.get_context("fork")
 
@@ -119,13 +120,6 @@ def test_a_claim_ends_with_its_process(records, tmp_path):
     for _ in range(2):
         with records.claim("unit") as mine:
             assert mine
-
-
-def wait_for(path: Path, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

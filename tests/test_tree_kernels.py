@@ -110,3 +110,16 @@ def test_float32_points_are_projected_as_float64_ones_and_rounded(tree):
     double = tree.plain_moments(z.double(), s.double(), b)
     assert single[0].dtype == torch.float32
     torch.testing.assert_close([x.double() for x in single], list(double), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["oblique", "fixed", "points"])
+def test_batched_gradients_are_those_of_one_after_the_other(tree, kind):
+    z, s, w, b = randn(3, 12).requires_grad_(), (rand(3, 12) + 0.1).requires_grad_(), rand(12) + 0.1, randn(5)
+    if kind == "points":
+        found, inputs = tree.factor(w).project(z, b), (z,)
+    else:
+        found, inputs = torch.cat(tree.factor(s if kind == "oblique" else w).moments(z, b, s)), (z, s)
+    slopes = randn(4, *found.shape)
+    together = torch.autograd.grad(found, inputs, slopes, is_grads_batched=True, retain_graph=True)
+    apart = [torch.autograd.grad(found, inputs, slope, retain_graph=True) for slope in slopes]
+    torch.testing.assert_close(together, tuple(torch.stack(parts) for parts in zip(*apart)), rtol=1e-11, atol=1e-12)

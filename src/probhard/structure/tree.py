@@ -15,18 +15,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.covariance import safe_sqrt
 from probhard.errors import broadcast
-from probhard.structure import fixed_sweeps, kernels, sweeps
+from probhard.structure import fixed_sweeps, kernels, sweeps, tree_kernels
 from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap, divide, plain, segment_sum
-from probhard.structure.moments import _twice, matrix
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
 
@@ -164,11 +162,11 @@ class TreeFactor(Factor):
         suited = kernels.AVAILABLE and s is self.weight and z.shape == s.shape and b.dtype == z.dtype == s.dtype
         if not (suited and plain(z) and z.numel()):
             return super().moments(z, b, s)
-        return cast(tuple[Tensor, Tensor], KernelMoments.apply(z, s, b, self.tree))
+        return cast(tuple[Tensor, Tensor], tree_kernels.Moments.apply(z, s, b, self.tree))
 
     def scale(self, s: Tensor) -> Tensor:
         if s.numel() and plain(s) and self.gains is not None:
-            return cast(Tensor, KernelScale.apply(s, self))
+            return cast(Tensor, tree_kernels.Scale.apply(s, self))
         return super().scale(s)
 
     def solve(self, r: Tensor) -> Tensor:
@@ -198,7 +196,7 @@ class TreeFactor(Factor):
         levels = self.tree.levels
         shape = broadcast(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
         if z.numel() and z.dtype == b.dtype and plain(z) and self.gains is not None:
-            return cast(Tensor, KernelProject.apply(z.expand(*shape, -1), b, self))
+            return cast(Tensor, tree_kernels.Project.apply(z.expand(*shape, -1), b, self))
         z, b = z.expand(*shape, -1), b.expand(*shape, -1)
         heard: list[Tensor] = [z] * len(levels)
         gap: list[Tensor] = [b] * len(levels)  # what the messages leave of a row's right-hand side
@@ -268,95 +266,6 @@ class TreeFactor(Factor):
         if plain(self.weight) and bool((self.weight > 0).all()):
             return self.weight  # then all pivots are positive
         return torch.cat(self.pivot, -1)
-
-
-class KernelProject(torch.autograd.Function):
-    """Points z (*batch, n) projected under a fixed weight by ``fixed_sweeps``; linear, and so is its adjoint."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, b: Tensor, factor: TreeFactor) -> Tensor:
-        out = z.new_empty(z.shape)
-        assert factor.gains is not None
-        fixed_sweeps.project(factor.tree.program, factor.gains, matrix(z), matrix(_matched(b, z)), matrix(out))
-        ctx.factor, ctx.right = factor, b.shape
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        of_z, of_b = KernelPull.apply(gradient, ctx.factor)
-        return of_z, of_b.sum_to_size(ctx.right), None
-
-
-class KernelPull(torch.autograd.Function):
-    """The adjoint of ``KernelProject``."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, factor: TreeFactor) -> tuple[Tensor, Tensor]:
-        of_z, of_b = gradient.new_empty(gradient.shape), gradient.new_empty(*gradient.shape[:-1], factor.tree.rows)
-        assert factor.gains is not None
-        fixed_sweeps.project_adjoint(factor.tree.program, factor.gains, matrix(gradient), matrix(of_z), matrix(of_b))
-        ctx.factor = factor
-        return of_z, of_b
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.factor.project(*gradients), None
-
-
-class KernelScale(torch.autograd.Function):
-    """Roots of the projected variances s (*batch, n) under a fixed weight by ``fixed_sweeps``."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, factor: TreeFactor) -> Tensor:
-        out = s.new_empty(s.shape)
-        assert factor.gains is not None
-        fixed_sweeps.scale(factor.tree.program, factor.gains, matrix(s), matrix(out))
-        ctx.factor = factor
-        ctx.save_for_backward(s, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        s, out = ctx.saved_tensors
-        if torch.is_grad_enabled() or not plain(gradient):
-            with torch.enable_grad():
-                found = safe_sqrt(ctx.factor.variance(s))
-            return torch.autograd.grad(found, s, gradient, create_graph=True)[0], None
-        of_s = s.new_empty(s.shape)
-        fixed_sweeps.scale_adjoint(ctx.factor.tree.program, ctx.factor.gains, *map(matrix, (out, gradient, of_s)))
-        return of_s, None
-
-
-class KernelMoments(torch.autograd.Function):
-    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric by ``sweeps``; z and w are (*batch, n)."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
-        right = _matched(b, z)
-        mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
-        sweeps.moments(tree.program, matrix(z), matrix(w), matrix(right), matrix(mean), matrix(scale))
-        ctx.tree = tree
-        ctx.save_for_backward(z, w, b)
-        return mean, scale
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        z, w, b = ctx.saved_tensors
-        if torch.is_grad_enabled() or not all(map(plain, gradients)):
-            return (
-                *_twice(lambda *x: Factor.moments(ctx.tree.factor(x[1]), x[0], x[2], x[1]), (z, w, b), gradients),
-                None,
-            )
-        right = _matched(b, z)
-        of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
-        given = (matrix(z), matrix(w), matrix(right), matrix(gradients[0]), matrix(gradients[1]))
-        sweeps.moments_adjoint(ctx.tree.program, *given, matrix(of_z), matrix(of_w), matrix(of_b))
-        return of_z, of_w, of_b.sum_to_size(b.shape), None
-
-
-def _matched(b: Tensor, z: Tensor) -> Tensor:
-    """Right-hand sides for the points z, one for all or one for each."""
-    return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)
 
 
 def _ups(levels: tuple[Level, ...], depth: int) -> Tensor:
