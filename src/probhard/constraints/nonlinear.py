@@ -24,6 +24,7 @@ class NonlinearEquality(Constraint):
         jacobian: Maps the same arguments to (*batch, q, n), to a ``Structure`` with faster products, or with a pattern
             to its entries (*batch, k); by torch.func if not given.
         pattern: Where the Jacobian may be non-zero: rows that touch few variables, blocks, bands.
+        structured: The Jacobian is a ``Structure`` made of torch operations, so that it can be differentiated itself.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class NonlinearEquality(Constraint):
         args: tuple[Any, ...] = (),
         jacobian: Callable[..., Tensor | Structure] | None = None,
         pattern: Pattern | None = None,
+        structured: bool = False,
     ) -> None:
         if not callable(fn):
             raise ParameterError(
@@ -40,6 +42,7 @@ class NonlinearEquality(Constraint):
                 "Pass a function of torch tensors.",
             )
         self.fn, self.args, self.given_jacobian, self.pattern = fn, tuple(args), jacobian, pattern
+        self.structured = structured
 
     @property
     def variables(self) -> int | None:
@@ -117,6 +120,8 @@ class NonlinearEquality(Constraint):
         """``sum_i multiplier_i hess(h_i) x``, one Hessian-vector product per point."""
 
         def slope(point: Tensor) -> Tensor:
+            if self.structured:  # derivatives of a formula cost a fraction of derivatives of derivatives
+                return self.rows(point).transpose(multiplier)
             return torch.func.grad(lambda p: (multiplier * self.residual(p)).sum())(point)
 
         return torch.func.jvp(slope, (u.contiguous(),), (x.contiguous(),))[1]
@@ -126,7 +131,7 @@ class NonlinearEquality(Constraint):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
-        return type(self)(self.fn, moved, self.given_jacobian, self.pattern)
+        return self._with(moved)
 
     def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality | None:
         """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``.
@@ -141,7 +146,11 @@ class NonlinearEquality(Constraint):
                     return None
                 value = value.expand(*lead, value.shape[-1]).flatten(0, len(lead) - 1)[points]
             picked.append(value)
-        return NonlinearEquality(self.fn, tuple(picked), self.given_jacobian, self.pattern)
+        return self._with(tuple(picked))
+
+    def _with(self, args: tuple[Any, ...]) -> Self:
+        """The same function with other data."""
+        return type(self)(self.fn, args, self.given_jacobian, self.pattern, self.structured)
 
     def _args(self, u: Tensor) -> tuple[Any, ...]:
         """The data in the points' device and dtype."""

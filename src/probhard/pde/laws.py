@@ -77,7 +77,7 @@ def porous_medium_flux(problem: PorousMedium, m: Tensor | float, mass: str = "pr
         )
     m, times, grid = _exact(problem, m)
     rows = _PorousMediumRows(grid, times, mass == "product")
-    return NonlinearEquality(rows.residual, (m,), rows.jacobian)
+    return NonlinearEquality(rows.residual, (m,), rows.jacobian, structured=True)
 
 
 class _PorousMediumRows:
@@ -189,7 +189,7 @@ def _series(x: Tensor, m: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
     top, top_slope, bottom, bottom_slope = (torch.zeros_like(x) for _ in range(4))
     if not slopes:
         for p, q in zip(reversed(upper), reversed(lower)):
-            top, bottom = torch.addcmul(p, top, x), torch.addcmul(q, bottom, x)
+            top, bottom = top * x + p, bottom * x + q
         return top / bottom, top_slope
     for p, q in zip(reversed(upper), reversed(lower)):  # Horner's rule with derivatives
         top, top_slope = top * x + p, top_slope * x + top

@@ -32,6 +32,7 @@ HALVINGS = 12
 CONJUGATE = 30
 SADDLE = 10.0
 RESTORING = 30
+DIFFERENCE = 6e-6  # relative step of central differences: the cube root of rounding
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _newton_step(
     d, d_dual = -near.move(normal), -near.pull(normal)
 
     def bend(x: Tensor) -> Tensor:
-        return constraint.curvature(state.u, state.multiplier, x)
+        return _bent(constraint, state.u, state.multiplier, x)
 
     target = near.dual(-state.y - bend(d))
     found, image, ok = tangential(near, weight, bend, target)
@@ -284,6 +285,15 @@ def _newton_step(
     use, plain = ok.unsqueeze(-1), ~near.regular.unsqueeze(-1)
     step = torch.where(plain, step, torch.where(use, d + found, far))
     return step, torch.where(plain, slope, torch.where(use, d_dual + image, far_dual))
+
+
+def _bent(constraint: NonlinearEquality, u: Tensor, multiplier: Tensor, x: Tensor) -> Tensor:
+    """``sum_i l_i hess(h_i) x`` as well as a step needs it; differences of a Jacobian's formula cost two of it."""
+    if not constraint.structured:
+        return constraint.curvature(u, multiplier, x)
+    length = DIFFERENCE * (u.norm(dim=-1, keepdim=True) + 1) / x.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    ahead, behind = (constraint.rows(u + side * length * x).transpose(multiplier) for side in (1, -1))
+    return (ahead - behind) / (2 * length)
 
 
 def tangential(near: Linearised, weight: Covariance, bend: object, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

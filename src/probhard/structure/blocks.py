@@ -7,7 +7,7 @@ and
     J W J^T = diag(a) + sum_k (C_k diag(b_k) + diag(b_k) C_k^T + C_k diag(d_k) C_k^T)
 
 comes from sums over blocks: ``a = M W M^T``, ``b_k = N_k W M^T``, ``d_k = N_k W N_k^T``; different k touch different
-columns.
+columns. Likewise ``diag(J^T X J)`` of any X (q, q) needs its diagonal, those of ``X C_k`` and of ``C_k^T X C_k``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from probhard.structure.base import Factor, Structure
-from probhard.structure.dense import DenseRows, cholesky_solve
+from probhard.structure.dense import cholesky_solve
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,18 @@ class BlockRows(Structure):
             found = found + cross + cross.mT + (part.mixing * own) @ part.mixing.mT
         return found
 
+    def quadratic(self, x: Tensor) -> Tensor:
+        """``diag(J^T X J)``, (*batch, n), for symmetric X (*batch, q, q)."""
+        found = self.values.square() * x.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        for part in self.mixed:
+            own, width = self.values.narrow(-1, part.start, part.values.shape[-1]), part.values.shape[-1]
+            pushed = x @ part.mixing
+            cross = pushed.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+            square = (part.mixing * pushed).sum(-2).unsqueeze(-1)
+            extra = part.values * (2 * own * cross + part.values * square)
+            found = found + pad(extra, (part.start, self.width - part.start - width))
+        return pad(found.flatten(-2), (self.before, 0))
+
 
 class BlockRowsFactor(Factor):
     """``L L^T = J W J^T``."""
@@ -126,8 +138,12 @@ class BlockRowsFactor(Factor):
         return cholesky_solve(self.lower, r)
 
     def variance(self, s: Tensor) -> Tensor:
-        factor = DenseRows(self.structure.dense()).factor(self.weight)
-        return factor.variance(factor.weight if s is self.weight else s)
+        inverse = torch.cholesky_inverse(self.lower)
+        share = self.weight * self.structure.quadratic(inverse)
+        if s is self.weight:
+            return (s * (1 - share)).clamp(min=0)
+        middle = inverse @ self.structure.schur(s) @ inverse
+        return (s * (1 - 2 * share) + self.weight.square() * self.structure.quadratic(middle)).clamp(min=0)
 
     def pivots(self) -> Tensor:
         regular = (self.info == 0).unsqueeze(-1)
