@@ -30,7 +30,7 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
         "base", "probconserv", "probhard-inf", "probhard-physics-inf", "probhard-physics-inf-or", "softc",
     ]  # fmt: skip
     assert all(set(line) >= FIELDS for line in lines)
-    assert lines[-1]["penalty"] in ph.method.PENALTIES
+    assert lines[-1]["choice"] in ph.method.PENALTIES
     by_name = {line["method"]: line for line in lines}
     for name, line in by_name.items():
         if name.startswith("prob"):
@@ -100,7 +100,7 @@ def test_figures_against_plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_row_names_a_rule_and_every_trained_row_exists() -> None:
     for table in TABLES.values():
-        assert all(row.rule in RULES for row in table.rows.values())
+        assert all(one.rule in RULES for row in table.rows.values() for _, one in row.chosen())
         assert set(table.order) == {name for name, row in table.rows.items() if name == "base" or not row.reuses_base}
         assert table.law in RULES
     assert [job.problem for job in experiments.grid("pde-nonlinear", "none", objectives=("crps",)).units[:3]] == [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,9 @@ from probhard.training import Schedule, fit
 
 CHUNK = 10  # fields measured at a time
 TRAINING_DRAWS = 8  # where there is no closed form to train on
+VALIDATION_DRAWS = 20  # per field, where a choice is made
 PROFILE = 10  # the slice that the paper's figures show, t = 0.505
-VARIATION = 1e-3  # weight of the total variation penalty, in target units times the grid's spacing
+VARIATIONS = (1.0, 10.0, 100.0)  # weights of the total variation penalty to choose from, per unit of log density
 KEYS = ("problem", "method", "score", "seed", "epochs")
 
 Rule = Callable[[Problem, Tensor], Constraint]
@@ -52,6 +53,10 @@ def _known(problem: Problem, parameter: Tensor) -> Constraint:
     return known_values(problem, parameter)
 
 
+def _variation(weight: float, problem: Problem, parameter: Tensor) -> Constraint:
+    return per_slice(TotalVariationPenalty(weight) & Box(0.0, 1.0), problem.shape)
+
+
 RULES: dict[str, Rule] = {
     "mass": lambda problem, parameter: problem.constraint(parameter),
     "physics": lambda problem, parameter: problem.physics(parameter),
@@ -59,17 +64,34 @@ RULES: dict[str, Rule] = {
     "known, positive": lambda problem, parameter: _known(problem, parameter) & NonNegative(),
     "flux": _law,
     "flux, positive": lambda problem, parameter: _law(problem, parameter) & NonNegative(),
-    "variation": lambda problem, parameter: per_slice(TotalVariationPenalty(VARIATION) & Box(0.0, 1.0), problem.shape),
+    **{f"variation {weight:g}": partial(_variation, weight) for weight in VARIATIONS},
     "diminishing": lambda problem, parameter: TotalVariationDiminishing(problem.shape) & Box(0.0, 1.0),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: a method, and the name of the rule that it is to obey."""
+    """A row of a table: a method, and the name of the rule that it is to obey.
+
+    Args:
+        method: How it is trained and what is done at inference.
+        rule: A name in ``RULES``; with choices its beginning.
+        choices: Penalties of the method, or weights in the rule, to choose from on the validation data.
+    """
 
     method: Method
     rule: str = "mass"
+    choices: Sequence[float] = ()
+
+    def chosen(self) -> Iterator[tuple[float | None, Row]]:
+        """Every choice and the row it gives, which has none left."""
+        if not self.choices:
+            yield None, self
+        for value in self.choices:
+            if self.method.penalty:
+                yield value, Row(self.method.replace(penalty=value), self.rule)
+            else:
+                yield value, Row(self.method, f"{self.rule} {value:g}")
 
     @property
     def reuses_base(self) -> bool:
@@ -116,7 +138,8 @@ LINEAR = Table(
     "pde-linear",
     "mass",
     {
-        **{name: Row(METHODS[name]) for name in ("base", "softc", "hardc", "probconserv", "probhard-inf")},
+        **{name: Row(METHODS[name]) for name in ("base", "hardc", "probconserv", "probhard-inf")},
+        "softc": Row(METHODS["softc"], choices=PENALTIES),
         **{name: Row(METHODS[name]) for name in ("probhard-ob", "probhard-or")},
         "probhard-physics": Row(_drawn("oblique"), "physics"),
         "probhard-physics-or": Row(_drawn("orthogonal"), "physics"),
@@ -157,9 +180,9 @@ TVD = Table(
     {
         "base": Row(METHODS["base"]),
         "probconserv": Row(METHODS["probconserv"]),
-        "probhard-tv": Row(_drawn("oblique"), "variation"),
+        "probhard-tv": Row(_drawn("oblique"), "variation", VARIATIONS),
         "probhard-tvd": Row(_drawn("oblique"), "diminishing"),
-        "probhard-tv-inf": Row(_after("oblique"), "variation"),
+        "probhard-tv-inf": Row(_after("oblique"), "variation", VARIATIONS),
         "probhard-tvd-inf": Row(_after("oblique"), "diminishing"),
     },
     ("base", "probhard-tv", "probhard-tvd"),
@@ -220,40 +243,56 @@ class Job:
         backbone, about = self._train(table, problem, folder, progress)
         about["seconds"] = time.perf_counter() - started
         exact = replace(problem, dtype=torch.float64)
-        test = dataset(exact, exact.split(self.seed, *self.sizes).test)
+        parts = exact.split(self.seed, *self.sizes)
+        test, validation = dataset(exact, parts.test), dataset(exact, parts.validation)
         backbone.double()
         lines = []
         for key in self.expected():
-            row = table.rows[key["method"]]
-            model = ConstrainedModel(backbone, partial(RULES[row.rule], exact), row.method.replace(score=self.score))
+            row, kept = table.rows[key["method"]], dict(about)
+            if row.choices and row.reuses_base:
+                made = [(value, self._model(one, exact, backbone)) for value, one in row.chosen()]
+                found = [(self._quality(model, validation, row.exact), value, model) for value, model in made]
+                kept["validation_crps"], kept["choice"], model = min(found, key=lambda one: one[0])
+            else:
+                one = next(one for value, one in row.chosen() if value == about.get("choice"))
+                model = self._model(one, exact, backbone)
             generator = torch.Generator().manual_seed(self.seed)
             figures = evaluate(model, exact, RULES[table.law], test, generator, table.draws)
             figures["crps"] = figures["crps_marginals" if row.exact else "crps_draws"]
-            line = {**key, **figures, **about}
+            line = {**key, **figures, **kept}
             if table.profile is not None and exact.lower <= table.profile <= exact.upper:
                 line["profile"] = profile(model, exact, table.profile)
             lines.append(line)
         return lines
 
+    def _model(self, row: Row, problem: Problem, backbone: VarianceNO) -> ConstrainedModel:
+        return ConstrainedModel(backbone, partial(RULES[row.rule], problem), row.method.replace(score=self.score))
+
+    def _quality(self, model: ConstrainedModel, validation: Batch, exact: bool) -> float:
+        """CRPS on the validation data, as the table has it: of the marginals, or of draws."""
+        assert validation.target is not None
+        with torch.no_grad():
+            forecast = model.forecast(validation)
+            if exact:
+                return float(scores.crps(forecast, validation.target).mean())
+            draws, _ = _draws(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
+            return float(scores.crps_ensemble(draws, validation.target, estimator="fair").mean())
+
     def _train(self, table: Table, problem: Problem, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
-        """The network of the best epoch, for softc also of the best penalty on the validation data."""
+        """The network of the best epoch and, where there is a choice, of the best one on the validation data."""
         train, validation, _ = (dataset(problem, part) for part in problem.split(self.seed, *self.sizes))
-        row = table.rows[self.trained]
         found: list[tuple[float, VarianceNO, dict[str, Any]]] = []
-        for penalty in PENALTIES if row.method.penalty else (0.0,):
+        for value, row in table.rows[self.trained].chosen():
             torch.manual_seed(self.seed)
             backbone = VarianceNO(**self.network).to(problem.dtype)
             if self.compiled:
                 backbone.compile()
-            method = row.method.replace(score=self.score, penalty=penalty)
-            model = ConstrainedModel(backbone, partial(RULES[row.rule], problem), method)
-            where = folder / f"{penalty:g}"
+            model = self._model(row, problem, backbone)
+            where = folder / f"{value or 0:g}"
             done = fit(model, train, validation, self.schedule, seed=self.seed, directory=where, progress=progress)
-            assert validation.target is not None
-            with torch.no_grad():
-                quality = float(scores.crps(model.forecast(validation), validation.target).mean())
+            quality = self._quality(model, validation, row.exact)
             about = {"best_epoch": done.best_epoch, "validation_crps": quality}
-            found.append((quality, backbone, about if not penalty else {**about, "penalty": penalty}))
+            found.append((quality, backbone, about if value is None else {**about, "choice": value}))
         _, backbone, about = min(found, key=lambda one: one[0])
         return backbone, about
 
