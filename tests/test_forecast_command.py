@@ -18,7 +18,7 @@ from probhard.forecasting import HierarchicalForecaster
 from probhard.forecasting import backtest as module
 from probhard.forecasting.forecaster import HierarchicalForecaster as Forecaster
 
-TINY = "{num_batches_per_epoch: 2, batch_size: 4, hidden_size: 4, context_length: 6, num_samples: 40}"
+TINY = "{num_batches_per_epoch: 2, batch_size: 4, hidden_size: 4, context_length: 6, num_samples: 40, calibrate: false}"
 KEYS = ["--keys", "state,region", "--horizon", "6", "--epochs", "1"]
 S = np.vstack([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], np.eye(4)])
 

@@ -17,7 +17,9 @@ from probhard.forecasting import HierarchicalForecaster, from_frame
 from probhard.forecasting import forecaster as module
 from probhard.forecasting.training import DeepVARModule
 
-TINY = {"epochs": 1, "num_batches_per_epoch": 2, "batch_size": 4, "hidden_size": 4, "context_length": 6}
+TINY = {
+    "epochs": 1, "num_batches_per_epoch": 2, "batch_size": 4, "hidden_size": 4, "context_length": 6, "calibrate": False,
+}  # fmt: skip
 NODES = ["Total", "Total/A", "Total/B", "Total/A/x", "Total/A/y", "Total/B/x", "Total/B/z"]
 S = np.vstack([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], np.eye(4)])
 
@@ -244,3 +246,19 @@ def test_interruption_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         fitted()
     assert signal.getsignal(signal.SIGINT) is before  # Lightning would leave it ignored
+
+
+def test_draws_are_as_wide_as_past_errors_and_stay_feasible(tmp_path: Path) -> None:
+    made = fitted(nonnegative=True, calibrate=True, changes=False)
+    assert made.spread_factor != 1
+    draws = made.sample()
+    assert coherent(draws) < 1e-12
+    assert draws.min() >= 0
+    plain = fitted(nonnegative=True, changes=False).sample()
+    inside = plain.min((0, 1)) > 0  # where no bound was touched, only the width differs
+    ratio = draws.std(0)[:, inside] / plain.std(0)[:, inside]
+    assert np.median(ratio) == pytest.approx(made.spread_factor, rel=0.2)
+    made.save(tmp_path)
+    again = HierarchicalForecaster.load(tmp_path)
+    assert again.spread_factor == made.spread_factor
+    np.testing.assert_array_equal(again.sample(), draws)

@@ -2,7 +2,7 @@
 
 The last horizon of rows is held out first: what was learned without it is scored on it. Then all rows are learned from
 and the future is drawn. A YAML file may hold every option by its name (with "_"), options of ``from_frame`` (freq,
-season, on_gap, coherence), of ``HierarchicalForecaster`` (upper, num_samples, changes) and of ``DeepVAREstimator``.
+season, on_gap, coherence), of ``HierarchicalForecaster`` (upper, num_samples, changes, calibrate) and of ``DeepVAREstimator``.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ DEFAULTS: dict[str, Any] = {
     "upper": None,
     "num_samples": 1000,
     "changes": None,
+    "calibrate": True,
 }
 
 
@@ -161,6 +162,7 @@ class Job:
             typer.echo(note, err=True)
         paths = model.sample(horizon, count)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
+        options["spread_factor"] = model.spread_factor
         setting = {**self.source, **options, "network": found, "packages": _packages(), "backtest": tested.record()}
         certificate = certify(paths, model, data, setting)
         shown = {**options, **found}
@@ -173,7 +175,7 @@ class Job:
     def _forecaster(self) -> HierarchicalForecaster:
         from probhard.forecasting.forecaster import HierarchicalForecaster
 
-        names = ("method", "nonnegative", "upper", "horizon", "changes", "epochs", "num_samples", "seed")
+        names = ("method", "nonnegative", "upper", "horizon", "changes", "calibrate", "epochs", "num_samples", "seed")
         return HierarchicalForecaster(**{name: self.options[name] for name in names}, **self.network)
 
     def _write(self, model: HierarchicalForecaster, draws: np.ndarray, certificate: Certificate, page: str) -> None:

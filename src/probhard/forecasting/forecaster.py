@@ -9,8 +9,9 @@ Series that move little from step to step are learned as changes, which add up a
 
     y_(T+k) = projection(y_T + d_1 + ... + d_k),          d: paths of changes, drawn by DeepVAR,
 
-because a network that sees levels cannot tell changes of a thousandth of them. What training needs beyond the data is
-chosen by ``defaults`` from their frequency and size.
+because a network that sees levels cannot tell changes of a thousandth of them. A first network, which has not seen the
+last windows, says how wide draws should be (``spread``). What training needs beyond the data is chosen by ``defaults``
+from their frequency and size.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tqdm import tqdm
 
 from probhard.constraints import Box, Constraint, Hierarchy
 from probhard.errors import ParameterError
+from probhard.forecasting import spread
 from probhard.forecasting.baselines import last_value
 from probhard.forecasting.data import HierarchicalData, require
 from probhard.forecasting.estimator import DeepVAREstimator
@@ -46,7 +48,7 @@ from probhard.forecasting.storage import constraint_from_record, constraint_reco
 from probhard.forecasting.training import DeepVARModule
 from probhard.method import Method, as_method
 
-FORMAT, FORMAT_VERSION = "probhard-forecaster", 1
+FORMAT, FORMAT_VERSION = "probhard-forecaster", 2
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
 SMOOTH = 0.05  # typical change between steps, relative to the level, below which changes are learned
 LONGEST_CONTEXT = 60  # steps, besides the horizon: an LSTM learns no more from longer ones, and takes longer
@@ -91,6 +93,7 @@ class HierarchicalForecaster:
         nonnegative, upper: Bounds on every draw; ``upper`` is a number, or numbers by the names of nodes.
         horizon: Steps of a training window; forecasts may be longer or shorter.
         changes: Whether to learn changes between steps instead of levels; by default where series are ``smooth``.
+        calibrate: Whether ``spread_factor`` is learned from past windows, with a training of its own; else it is 1.
         epochs, network: Instead of ``defaults``; ``network`` are options of ``DeepVAREstimator``.
         num_samples, seed: Draws behind a forecast; seed of weights, windows and draws.
     """
@@ -108,6 +111,7 @@ class HierarchicalForecaster:
         upper: float | Mapping[str, float] | None = None,
         horizon: int | None = None,
         changes: bool | None = None,
+        calibrate: bool = True,
         epochs: int | None = None,
         num_samples: int = 1000,
         seed: int = 0,
@@ -116,7 +120,8 @@ class HierarchicalForecaster:
         self.keys, self.S, self.tags, self.freq, self.season = keys, S, tags, freq, season
         self.method, self.nonnegative, self.upper = method, nonnegative, upper
         self.horizon, self.epochs, self.num_samples, self.seed = horizon, epochs, num_samples, seed
-        self.changes, self.network = changes, network
+        self.changes, self.calibrate, self.network = changes, calibrate, network
+        self.spread_factor = 1.0
         self.reading: dict[str, Any] = {}
         self.like: Any = None
         self._trained: tuple[HierarchicalData, DeepVARPredictor] | None = None
@@ -152,6 +157,7 @@ class HierarchicalForecaster:
         box = _bounds(data, self.nonnegative, self.upper)
         self.changes = smooth(data) if self.changes is None else self.changes
         horizon = self.horizon or default_horizon(data)
+        self.spread_factor = self._learned_spread(data, horizon, progress) if self.calibrate else 1.0
         options = {**defaults(data, horizon, self.changes), **self.network}
         trainer = {"max_epochs": self.epochs or options["max_epochs"], "enable_progress_bar": False}
         trainer |= {"callbacks": [_Bar(progress)]} if progress else {}
@@ -194,20 +200,27 @@ class HierarchicalForecaster:
         predictor = _extended(self.predictor, self.predictor.prediction_length if h is None else h)
         (forecast,) = predictor.predict(self._seen(self.data).to_gluonts(), num_samples or self.num_samples)
         draws = np.asarray(forecast.samples)
-        return self._levels(draws) if self.changes else draws
+        if not self.changes and self.spread_factor == 1:
+            return draws
+        if self.changes:
+            draws = last_value(self.data, 1) + draws.cumsum(1)
+        return self._within(spread.widened(draws, self.spread_factor))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the forecaster and its history to a folder of plain files."""
         path = Path(folder)
         self.predictor.serialize(path / "predictor")
         data, (record, arrays) = self.data, constraint_record(self.data.hierarchy)
-        names = ("freq", "season", "nonnegative", "upper", "horizon", "changes", "epochs", "num_samples", "seed")
+        names = (
+            "freq", "season", "nonnegative", "upper", "horizon", "changes", "calibrate", "epochs", "num_samples", "seed",
+        )  # fmt: skip
         content = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "keys": self.keys,
             "method": self.method if isinstance(self.method, str) else None,
             "options": {**{name: getattr(self, name) for name in names}, **self.network},
+            "spread_factor": self.spread_factor,
             "reading": self.reading,
             "like": _like_record(self.like, self.reading),
             "hierarchy": record,
@@ -243,7 +256,7 @@ class HierarchicalForecaster:
         method = content["method"] or predictor.prediction_net.method
         made = cls(content["keys"], S=S, tags=tags, method=method, **content["options"])
         made.reading, made.like = content["reading"], _like(content["like"], content["reading"])
-        made._trained = data, predictor
+        made._trained, made.spread_factor = (data, predictor), content["spread_factor"]
         return made
 
     def _fitted(self) -> tuple[HierarchicalData, DeepVARPredictor]:
@@ -260,9 +273,18 @@ class HierarchicalForecaster:
         steps = np.diff(data.values, axis=0)
         return HierarchicalData.from_matrix(steps, data.hierarchy, data.index[1:], coherence="aggregate")
 
-    def _levels(self, changes: np.ndarray) -> np.ndarray:
-        """Paths from the last values on by their changes (S, H, n), projected on the bounds by projecting methods."""
-        draws = last_value(self.data, 1) + changes.cumsum(1)
+    def _learned_spread(self, data: HierarchicalData, horizon: int, progress: str) -> float:
+        """The factor on deviations that would have been best on past windows, for a network that has not seen them."""
+        windows = spread.past_windows(data, horizon)
+        if not windows:
+            return 1.0
+        first = copy.copy(self)
+        first.calibrate, first.spread_factor = False, 1.0
+        first.fit(windows[0][0], progress=f"{progress}, spread" if progress else "")
+        return spread.spread_factor([first.update(known).sample(horizon) for known, _ in windows], windows)
+
+    def _within(self, draws: np.ndarray) -> np.ndarray:
+        """Coherent draws (S, H, n), projected on the bounds by projecting methods."""
         step = as_method(self.method).inference
         layer = step.layer()
         if layer is None or step.linear_only or self.constraint is self.data.hierarchy:
