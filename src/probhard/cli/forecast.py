@@ -2,7 +2,8 @@
 
 The last horizon of rows is held out first: what was learned without it is scored on it. Then all rows are learned from
 and the future is drawn. A YAML file may hold every option by its name (with "_"), options of ``from_frame`` (freq,
-season, on_gap, coherence), of ``HierarchicalForecaster`` (upper, num_samples, changes, calibrate) and of ``DeepVAREstimator``.
+season, on_gap, coherence), of ``HierarchicalForecaster`` (upper, num_samples, changes, calibrate) and of
+``DeepVAREstimator``.
 """
 
 from __future__ import annotations

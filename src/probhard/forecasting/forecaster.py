@@ -211,9 +211,8 @@ class HierarchicalForecaster:
         path = Path(folder)
         self.predictor.serialize(path / "predictor")
         data, (record, arrays) = self.data, constraint_record(self.data.hierarchy)
-        names = (
-            "freq", "season", "nonnegative", "upper", "horizon", "changes", "calibrate", "epochs", "num_samples", "seed",
-        )  # fmt: skip
+        bounds, training = ("nonnegative", "upper"), ("changes", "calibrate", "epochs", "num_samples", "seed")
+        names = ("freq", "season", "horizon", *bounds, *training)
         content = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
