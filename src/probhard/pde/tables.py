@@ -32,6 +32,12 @@ SHOWN = {
     "pde-nonlinear": ("Porous medium, m = 3.88, t = 0.505", ("base", "probconserv", "probhard-inf", "probhard-or")),
     "tvd": ("Advection, beta = 1.5, t = 0.505", ("base", "probconserv", "probhard-tv", "probhard-tvd")),
 }
+ABLATION = {  # parts of the nonlinear constraint, and the end of their rows' names
+    "known values": "-known",
+    "known values, u >= 0": "-known-positive",
+    "known values, flux law": "-flux",
+    "known values, u >= 0, flux law": "",
+}
 REUSED = ("probconserv",)  # their seconds are those of the base network
 _LINEAR = ("probhard-ob", "probhard-or", "hardc", "probconserv", "softc", "base")
 _NONLINEAR = ("probhard-ob", "probhard-or", "probhard-inf", "probconserv", "base")
@@ -114,7 +120,25 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
         if paper:
             cells += [f"{value:g}" for value in paper[method]] if method in paper else ["", ""]
         text.append(f"| {method} | {' | '.join(cells)} |")
+    if table == "pde-nonlinear":
+        text += _ablation(lines, units)
     return "\n".join([*text, ""])
+
+
+def _ablation(lines: Sequence[Line], units: Mapping[str, float]) -> list[str]:
+    """What each part of the constraint brings, orthogonally projected at inference only and end to end."""
+    names = ("mse", "crps")
+    kinds = {"at inference only": "probhard-inf-or", "end to end": "probhard-or"}
+    head = [f"{kind}, {TITLES[name]}" for kind in kinds for name in names]
+    text = ["", f"| part of the constraint | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
+    rows = {"nothing": ["base", "base"]}
+    for part, end in ABLATION.items():
+        # the inference-only rows of a part are orthogonal too, but are named without it
+        rows[part] = [f"{kind.removesuffix('-or') if end and '-inf' in kind else kind}{end}" for kind in kinds.values()]
+    for part, methods in rows.items():
+        cells = [_cell(lines, method, name, units[name]) for method in methods for name in names]
+        text.append(f"| {part} | {' | '.join(cells)} |")
+    return text
 
 
 def _values(lines: Sequence[Line], method: str, name: str) -> list[float]:
@@ -151,7 +175,8 @@ def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[st
         exact, mean, spread = curve["exact"], curve["mean"], curve["stddev"]
         grid = [index / (len(exact) - 1) for index in range(len(exact))]
         front = _front(exact)
-        low = [m - 3 * s for m, s in zip(mean, spread)]
+        floor = -float("inf") if curve["negative"] else 0.0  # no band where no draw is
+        low = [max(m - 3 * s, floor) for m, s in zip(mean, spread)]
         high = [m + 3 * s for m, s in zip(mean, spread)]
         above, below = axes[0][column], axes[1][column]
         above.fill_between(grid, low, high, alpha=0.3, lw=0, label="3 std. dev. of the draws")
