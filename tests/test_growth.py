@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import probhard as ph
+from probhard import jit
 from probhard.solvers import active_set, forest
 from probhard.solvers.quadratic import Programme
 from probhard.structure.elimination import Numbering, pairs_within, plan_elimination
@@ -106,7 +107,7 @@ def test_columns_of_a_large_graph_hold_its_fill():
     assert {(int(order[p]), int(order[j])) for p, j in zip(pivot, other)} <= there
 
 
-@pytest.mark.skipif(not active_set.forest.kernels.AVAILABLE, reason="numba is not installed")
+@pytest.mark.skipif(not jit.AVAILABLE, reason="numba is not installed")
 @pytest.mark.parametrize("fan_out", [(2, 2), (2, 3, 4), (1, 4, 1, 2)])
 def test_forest_steps_are_those_of_active_sets(fan_out, monkeypatch):
     """Bounds above and below, of width 0 too, a certain variable, and a bound that the elements share."""

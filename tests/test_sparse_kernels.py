@@ -10,12 +10,13 @@ import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import probhard as ph
+from probhard import jit
 from probhard.structure import kernels
 from probhard.structure.base import SparseMap
 from probhard.structure.sparse import KernelFactor, SparseFactor, SparseRows
 from registry import binary_tree, crossed, rand, randn
 
-needs_numba = pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed, so there are no kernels")
+needs_numba = pytest.mark.skipif(not jit.AVAILABLE, reason="numba is not installed, so there are no kernels")
 
 
 def banded() -> sp.csr_array:
@@ -178,7 +179,7 @@ def test_without_numba_torch_gives_the_same_numbers(structure, monkeypatch):
     n = structure.variables
     z, w, b = leaf(randn(5, n)), leaf(rand(5, n)), randn(structure.rows)
     expected = dense_moments(structure.dense(), z, w, b)
-    monkeypatch.setattr(kernels, "AVAILABLE", False)
+    monkeypatch.setattr(jit, "AVAILABLE", False)
     factor = structure.factor(w)
     assert isinstance(factor, SparseFactor)
     found = factor.moments(z, b, w)
@@ -211,7 +212,7 @@ def test_tourism_large(hierarchical_data, monkeypatch):
     pull = [randn(2, 20, n), randn(2, 20, n)]
     found = layer_moments(*inputs, hierarchy)
     gradients = torch.autograd.grad(found, inputs, pull)
-    monkeypatch.setattr(kernels, "AVAILABLE", False)
+    monkeypatch.setattr(jit, "AVAILABLE", False)
     expected = layer_moments(*inputs, hierarchy)
     for a, c in zip((*found, *gradients), (*expected, *torch.autograd.grad(expected, inputs, pull))):
         torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-10)

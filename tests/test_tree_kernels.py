@@ -9,11 +9,12 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import probhard as ph
+from probhard import jit
 from probhard.structure import kernels
 from probhard.structure.tree import Tree
 from registry import rand, randn
 
-pytestmark = pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed, so there are no kernels")
+pytestmark = pytest.mark.skipif(not jit.AVAILABLE, reason="numba is not installed, so there are no kernels")
 
 BATCHES = [(), (1,), (5,), (2, 16), (kernels.LANES + 1,), (3, kernels.LANES)]
 

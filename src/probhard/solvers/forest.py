@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probhard.solvers.pooling import Array, compiled
+from probhard import jit
+from probhard.jit import Array, compiled
 from probhard.solvers.quadratic import HELD, NEAR, Faces, Programme
-from probhard.structure import kernels
 from probhard.structure.base import plain
 from probhard.structure.sweeps import Program
 from probhard.structure.tree import Tree
@@ -35,7 +35,7 @@ PIVOT, GAP = range(2)  # planes of ``rows`` (2, q)
 def suits(programme: Programme) -> bool:
     """Whether the kernels can do the steps of a programme."""
     forest = isinstance(programme.core, Tree) and programme.costed is None and programme.linear is None
-    return forest and kernels.AVAILABLE and plain(programme.centre) and programme.centre.numel() > 0
+    return forest and jit.AVAILABLE and plain(programme.centre) and programme.centre.numel() > 0
 
 
 def iterate(programme: Programme, side: Tensor, steps: int) -> Faces:

@@ -17,17 +17,10 @@ the derivative of the cost-to-come, which keeps values at the knots and not slop
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, TypeVar, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    njit: Any = import_module("numba").njit
-except ImportError:  # the same source runs as plain Python, some hundred times slower
-    njit = None
+from probhard.jit import Array, compiled
 
 INCREASING, DECREASING, PENALTY, BOUND = 0, 1, 2, 3
 EPSILON = 2.0**-52
@@ -42,22 +35,9 @@ Z, W, Q, A = range(4)  # rows of ``data`` (4, n): the points, weights (largest 1
 # Q, A, s, rounding error, value before and after clipping, and -1 on the lower bound, 1 on the upper, 0 if free.
 SHIFTED, EDGE, LEAST, MOST, POSITION, RISE, ANCHOR, START, TOTAL, SHARE, SIGN, NOISE, RAW, VALUE, SIDE = range(15)
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Array = NDArray[np.float64]
-
 # Kind, n, amount, lower, upper, mass, and the sum of the row's magnitudes, 0 without a row. A plain tuple: numba's
 # files on disk would name a class, and could not be read once it has changed.
 Problem = tuple[int, int, float, float, float, float, float]
-
-
-def compiled(function: Function, **options: Any) -> Function:
-    """Compile where numba is installed, and keep the result on disk where a folder for it can be written."""
-    if njit is None:
-        return function
-    try:
-        return cast(Function, njit(cache=True, error_model="numpy", **options)(function))
-    except RuntimeError:
-        return cast(Function, njit(error_model="numpy", **options)(function))
 
 
 @compiled

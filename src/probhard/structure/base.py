@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from probhard import jit
 from probhard.covariance import matvec, safe_sqrt
 from probhard.errors import checking
 from probhard.structure import kernels
@@ -243,7 +244,7 @@ class _Compressed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, matrix: SparseMap, turned: bool) -> Tensor:
         ctx.matrix, ctx.turned = matrix, turned
         flat = x.reshape(-1, x.shape[-1])
-        if kernels.AVAILABLE:
+        if jit.AVAILABLE:
             at, size = (
                 ((matrix.column, matrix.row), matrix.variables)
                 if turned

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from probhard.solvers.pooling import compiled
-from probhard.structure.kernels import LANES, TINY, Array, Numbers, _load, _store
+from probhard.jit import Array, compiled
+from probhard.structure.kernels import LANES, TINY, Numbers, _load, _store
 from probhard.structure.sweeps import Program, _ratio
 
 # Of a fixed W: the rows' keep, give, p and (k_x keep)^2 (all 0 or 1 at a root), then of each inside variable

@@ -17,20 +17,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from probhard.solvers.pooling import Function, compiled, njit
+from probhard.jit import Array, compiled
 
-AVAILABLE = njit is not None
 LANES = 32
 TINY = 2.0**-1022
 
-Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Numbers = NDArray[np.floating]  # of the caller's dtype
-
-
-def quick(function: Function) -> Function:
-    """Compiled with sums in any order, several terms at a time."""
-    return compiled(function, fastmath={"reassoc", "contract"})
 
 
 # Columns of L (start of each, row of each entry, start of each one's pairs, entry of each pair), then the terms of

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from probhard.solvers.pooling import compiled
+from probhard.jit import compiled
 
 Index = NDArray[np.integer[Any]]
 Mask = NDArray[np.bool_]

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard.structure import kernels, slices
+from probhard import jit
+from probhard.structure import slices
 from probhard.structure.base import plain as plain_tensor
 
 Plain = Callable[..., tuple[Tensor, Tensor]]
@@ -44,7 +45,7 @@ def _stay(gain: Tensor, a: Tensor) -> Tensor:
 
 
 def _by_kernel(*parts: Tensor) -> bool:
-    return kernels.AVAILABLE and parts[0].numel() > 0 and all(map(plain_tensor, parts))
+    return jit.AVAILABLE and parts[0].numel() > 0 and all(map(plain_tensor, parts))
 
 
 def matrix(x: Tensor) -> np.ndarray:

@@ -6,8 +6,8 @@ float64, whatever the dtype of the points. Blocks are the rows of matrices (bloc
 
 from __future__ import annotations
 
-from probhard.solvers.pooling import compiled
-from probhard.structure.kernels import TINY, Array, Numbers, quick
+from probhard.jit import Array, compiled, quick
+from probhard.structure.kernels import TINY, Numbers
 
 
 @quick

@@ -23,6 +23,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard import jit
 from probhard.errors import ParameterError, broadcast
 from probhard.structure import kernels
 from probhard.structure.base import CACHES, Factor, Mapped, SparseMap, plain
@@ -87,7 +88,7 @@ class SparseRows(Mapped):
     def factor(self, weight: Tensor) -> Factor:
         if not torch.compiler.is_dynamo_compiling():
             suited = self.fixed and len(self.plan.block) <= KERNEL_BLOCK and weight.dtype == torch.float64
-            if kernels.AVAILABLE and suited and plain(weight) and weight.numel():
+            if jit.AVAILABLE and suited and plain(weight) and weight.numel():
                 return KernelFactor(self, weight)
             return SparseFactor(self, weight)
         # Inductor (torch 2.13) miscompiles the gathers of the sparse factor in training graphs, without an error.

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from probhard.solvers.pooling import compiled
-from probhard.structure.kernels import LANES, TINY, Array, Index, Numbers, _load, _store
+from probhard.jit import Array, compiled
+from probhard.structure.kernels import LANES, TINY, Index, Numbers, _load, _store
 
 # Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
 # coefficient; then the inside variables and their coefficients.

@@ -22,8 +22,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard import jit
 from probhard.errors import broadcast
-from probhard.structure import fixed_sweeps, kernels, sweeps, tree_kernels
+from probhard.structure import fixed_sweeps, sweeps, tree_kernels
 from probhard.structure.base import Factor, Mapped, OnDevice, SparseMap, divide, plain, segment_sum
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
@@ -118,7 +119,7 @@ class TreeFactor(Factor):
         self.weight = weight
         self._messages = self._upward() if weight.dim() == 1 else None
         self.gains: fixed_sweeps.Gains | None = None  # coefficients for the kernels, where the weight is fixed
-        if kernels.AVAILABLE and weight.dim() == 1 and not weight.requires_grad and plain(weight):
+        if jit.AVAILABLE and weight.dim() == 1 and not weight.requires_grad and plain(weight):
             self.gains = fixed_sweeps.gains(tree.program, weight.double().numpy())
 
     @property
@@ -159,7 +160,7 @@ class TreeFactor(Factor):
         return self.messages.pivot
 
     def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        suited = kernels.AVAILABLE and s is self.weight and z.shape == s.shape and b.dtype == z.dtype == s.dtype
+        suited = jit.AVAILABLE and s is self.weight and z.shape == s.shape and b.dtype == z.dtype == s.dtype
         if not (suited and plain(z) and z.numel()):
             return super().moments(z, b, s)
         return cast(tuple[Tensor, Tensor], tree_kernels.Moments.apply(z, s, b, self.tree))
