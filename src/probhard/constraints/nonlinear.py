@@ -24,7 +24,8 @@ class NonlinearEquality(Constraint):
         jacobian: Maps the same arguments to (*batch, q, n), to a ``Structure`` with faster products, or with a pattern
             to its entries (*batch, k); by torch.func if not given.
         pattern: Where the Jacobian may be non-zero: rows that touch few variables, blocks, bands.
-        structured: The Jacobian is a ``Structure`` made of torch operations, so that it can be differentiated itself.
+        linearise: Maps the same arguments to the residuals and to the Jacobian as a ``Structure``, for less than both
+            cost apart, in torch operations that can be differentiated.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class NonlinearEquality(Constraint):
         args: tuple[Any, ...] = (),
         jacobian: Callable[..., Tensor | Structure] | None = None,
         pattern: Pattern | None = None,
-        structured: bool = False,
+        linearise: Callable[..., tuple[Tensor, Structure]] | None = None,
     ) -> None:
         if not callable(fn):
             raise ParameterError(
@@ -42,7 +43,7 @@ class NonlinearEquality(Constraint):
                 "Pass a function of torch tensors.",
             )
         self.fn, self.args, self.given_jacobian, self.pattern = fn, tuple(args), jacobian, pattern
-        self.structured = structured
+        self.linearise = linearise
 
     @property
     def variables(self) -> int | None:
@@ -63,6 +64,13 @@ class NonlinearEquality(Constraint):
                 "Keep the leading dimensions; write a single residual as h.unsqueeze(-1).",
             )
         return found
+
+    def linearised(self, u: Tensor) -> tuple[Tensor, Structure]:
+        """``h(u)`` and ``rows(u)``."""
+        if self.linearise is not None:
+            return self.linearise(u, *self._args(u))
+        h = self.residual(u)
+        return h, self.rows(u, h.shape[-1])
 
     def rows(self, u: Tensor, count: int | None = None) -> Structure:
         """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
@@ -120,7 +128,7 @@ class NonlinearEquality(Constraint):
         """``sum_i multiplier_i hess(h_i) x``, one Hessian-vector product per point."""
 
         def slope(point: Tensor) -> Tensor:
-            if self.structured:  # derivatives of a formula cost a fraction of derivatives of derivatives
+            if self.linearise is not None:  # derivatives of a formula cost a fraction of derivatives of derivatives
                 return self.rows(point).transpose(multiplier)
             return torch.func.grad(lambda p: (multiplier * self.residual(p)).sum())(point)
 
@@ -150,7 +158,7 @@ class NonlinearEquality(Constraint):
 
     def _with(self, args: tuple[Any, ...]) -> Self:
         """The same function with other data."""
-        return type(self)(self.fn, args, self.given_jacobian, self.pattern, self.structured)
+        return type(self)(self.fn, args, self.given_jacobian, self.pattern, self.linearise)
 
     def _args(self, u: Tensor) -> tuple[Any, ...]:
         """The data in the points' device and dtype."""

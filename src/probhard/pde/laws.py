@@ -77,7 +77,7 @@ def porous_medium_flux(problem: PorousMedium, m: Tensor | float, mass: str = "pr
         )
     m, times, grid = _exact(problem, m)
     rows = _PorousMediumRows(grid, times, mass == "product")
-    return NonlinearEquality(rows.residual, (m,), rows.jacobian, structured=True)
+    return NonlinearEquality(rows.residual, (m,), rows.jacobian, linearise=rows.linearised)
 
 
 class _PorousMediumRows:
@@ -91,16 +91,16 @@ class _PorousMediumRows:
         field, m, steps = self._slices(u, m)  # (*batch, nt - 1, nx)
         power = _signed_power(field, m)
         cells, _ = self._means(field, power, m)
-        inflow, outflow = self._constants(m)[0]
-        into = (power[..., 0] - power[..., 1]) / (m[..., 0] * steps[0])
-        out = field[..., -1] * (power[..., -2] - power[..., -1]) / (m[..., 0] * steps[-1])
-        return cells @ steps - (inflow @ into.unsqueeze(-1) - outflow @ out.unsqueeze(-1)).squeeze(-1)
+        return self._balance(field, power, cells, m, steps)
 
     def jacobian(self, u: Tensor, m: Tensor) -> BlockRows:
+        return self.linearised(u, m)[1]
+
+    def linearised(self, u: Tensor, m: Tensor) -> tuple[Tensor, BlockRows]:
         field, m, steps = self._slices(u, m)
         power = _signed_power(field, m)
         slope = m * _ratio(power, field)
-        _, (left, right) = self._means(field, power, m, slope)
+        cells, (left, right) = self._means(field, power, m, slope)
         mass = pad(left * steps, (0, 1)) + pad(right * steps, (1, 0))
         inflow, outflow = self._constants(m)[0]
         near = torch.stack([slope[..., 0], -slope[..., 1]], -1) / (m * steps[0])
@@ -109,7 +109,15 @@ class _PorousMediumRows:
         far = torch.stack([last * slope[..., -2], at_last], -1) / (m * steps[-1])
         width = field.shape[-1]
         mixed = Mixed(0, -near, inflow), Mixed(width - 2, far, outflow)
-        return BlockRows(mass, mixed, before=width)  # the first slice enters no row
+        rows = BlockRows(mass, mixed, before=width)  # the first slice enters no row
+        return self._balance(field, power, cells, m, steps), rows
+
+    def _balance(self, field: Tensor, power: Tensor, cells: Tensor, m: Tensor, steps: Tensor) -> Tensor:
+        """Mass less what has flowed in, plus what has flowed out."""
+        inflow, outflow = self._constants(m)[0]
+        into = (power[..., 0] - power[..., 1]) / (m[..., 0] * steps[0])
+        out = field[..., -1] * (power[..., -2] - power[..., -1]) / (m[..., 0] * steps[-1])
+        return cells @ steps - (inflow @ into.unsqueeze(-1) - outflow @ out.unsqueeze(-1)).squeeze(-1)
 
     def _slices(self, u: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         field = _as_slices(u, len(self.times), len(self.grid))

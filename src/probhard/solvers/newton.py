@@ -61,8 +61,8 @@ class Linearised:
     @classmethod
     def at(cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance) -> Linearised:
         """Evaluate the constraint and factor its Schur complement."""
-        h = constraint.residual(u)
-        tangent = tangent_of(LinearSystem.of_structure(constraint.rows(u, h.shape[-1])), weight)
+        h, rows = constraint.linearised(u)
+        tangent = tangent_of(LinearSystem.of_structure(rows), weight)
         pivots = tangent.pivots().expand(*h.shape[:-1], -1)
         regular = (pivots.amin(-1) > 1e-7 * pivots.amax(-1)) & torch.isfinite(h).all(-1)
         return cls(h, tangent, weight, regular)
@@ -135,17 +135,17 @@ def nearest(
 
 
 def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: Tensor | None) -> State:
-    point = z if start is None else start
-    near = Linearised.at(constraint, point, weight)
-    zero = z.new_zeros(z.shape[:-1])
-    multiplier = torch.zeros_like(near.h)
-    y = torch.zeros_like(z)
-    if start is not None and isinstance(weight, Diagonal):
-        y = divide(point - z, weight.variance)
-        multiplier = -near.multiplier(near.rows(weight.apply(y)))
-    elif start is not None:  # a full step first: Q (u - z) of an arbitrary point would need Q
-        multiplier = near.multiplier(near.h + near.rows(z - point))
-        point, y = z - near.move(multiplier), -near.pull(multiplier)
+    point, zero, y = z, z.new_zeros(z.shape[:-1]), torch.zeros_like(z)
+    if start is None:
+        multiplier = torch.zeros_like(constraint.residual(z))
+    else:
+        near, point = Linearised.at(constraint, start, weight), start
+        if isinstance(weight, Diagonal):
+            y = divide(point - z, weight.variance)
+            multiplier = -near.multiplier(near.rows(weight.apply(y)))
+        else:  # a full step first: Q (u - z) of an arbitrary point would need Q
+            multiplier = near.multiplier(near.h + near.rows(z - point))
+            point, y = z - near.move(multiplier), -near.pull(multiplier)
     done = torch.zeros_like(zero, dtype=torch.bool)
     steps = torch.zeros_like(zero, dtype=torch.int64)
     return State(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, done)
@@ -289,7 +289,7 @@ def _newton_step(
 
 def _bent(constraint: NonlinearEquality, u: Tensor, multiplier: Tensor, x: Tensor) -> Tensor:
     """``sum_i l_i hess(h_i) x`` as well as a step needs it; differences of a Jacobian's formula cost two of it."""
-    if not constraint.structured:
+    if constraint.linearise is None:
         return constraint.curvature(u, multiplier, x)
     length = DIFFERENCE * (u.norm(dim=-1, keepdim=True) + 1) / x.norm(dim=-1, keepdim=True).clamp(min=1e-300)
     ahead, behind = (constraint.rows(u + side * length * x).transpose(multiplier) for side in (1, -1))
