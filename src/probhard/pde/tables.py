@@ -96,7 +96,36 @@ def render(table: str, lines: Sequence[Line]) -> str:
         "one thread. Means over seeds, +- population standard deviation. Rows are sorted by CRPS.",
         "",
     ]
-    return "\n".join([*head, *(_part(table, key, parts[key]) for key in sorted(parts, key=str))])
+    return "\n".join([*head, *_best(table, parts), *(_part(table, key, parts[key]) for key in sorted(parts, key=str))])
+
+
+def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[str]:
+    """Per problem the smallest figures of all rows, scores and numbers of epochs, beside the paper's smallest."""
+    problems = sorted({key[:-2] for key in parts if key[:-1] in PAPER})
+    if not problems:
+        return []
+    names = ("mse", "crps")
+    head = [f"{whose} {TITLES[name]} ({_unit(UNITS[table][name])})" for name in names for whose in ("paper's", "our")]
+    text = ["## Smallest figures", "", f"| problem | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
+    for problem in problems:
+        cells = []
+        for index, name in enumerate(names):
+            printed = min(row[index] for key, rows in PAPER.items() if key[:-1] == problem for row in rows.values())
+            found = [
+                (_mean(lines, method, name), method, key, lines)
+                for key, lines in parts.items()
+                if key[:-2] == problem
+                for method in {line["method"] for line in lines}
+            ]
+            _, method, key, lines = min(found, key=lambda one: one[0])
+            cell = _cell(lines, method, name, UNITS[table][name])
+            cells += [f"{printed:g}", f"{cell} by {method}, {key[-2]}, {key[-1]} epochs"]
+        text.append(f"| {_title(problem)} | {' | '.join(cells)} |")
+    return [*text, ""]
+
+
+def _title(problem: tuple[Any, ...]) -> str:
+    return ", ".join([problem[0], *(f"m in [{a}, {b}]" for a, b in problem[1:])])
 
 
 def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
@@ -105,12 +134,11 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
         units["mse_free"] = units["mse"]  # some slices leave one point only
     paper = PAPER.get(key[:-1], {})
     seeds = sorted({line["seed"] for line in lines})
-    what = ", ".join([key[0], *(f"m in [{a}, {b}]" for a, b in key[1:-2])])
     head = [f"{TITLES[name]} ({_unit(unit)})" for name, unit in units.items()]
     if paper:
         head += ["paper's MSE", "paper's CRPS"]
     text = [
-        f"### {what}; trained with {key[-2]}, {key[-1]} epochs, seeds {', '.join(map(str, seeds))}",
+        f"### {_title(key[:-2])}; trained with {key[-2]}, {key[-1]} epochs, seeds {', '.join(map(str, seeds))}",
         "",
         f"| method | {' | '.join(head)} |",
         f"|---|{'---|' * len(head)}",
