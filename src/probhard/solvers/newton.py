@@ -27,9 +27,10 @@ FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
 STATIONARY = 1e-9  # relative length of the step that is left
 QUICK = 6  # steps for all points; then, for those not finished, rounds of some steps with or without Hessians:
-SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))
+SLOW = ((8, False), (4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))
 HALVINGS = 12
 CONJUGATE = 30
+INEXACT, EXACT = 1e-4, 1e-10  # relative accuracy of conjugate gradients: of a step on the way, of derivatives
 SADDLE = 10.0
 RESTORING = 30
 DIFFERENCE = 6e-6  # relative step of central differences: the cube root of rounding
@@ -279,7 +280,7 @@ def _newton_step(
         return _bent(constraint, state.u, state.multiplier, x)
 
     target = near.dual(-state.y - bend(d))
-    found, image, ok = tangential(near, weight, bend, target)
+    found, image, ok = tangential(near, weight, bend, target, INEXACT)
     # at a saddle the plain step creeps away from it: stretch its tangential part
     far, far_dual = d + SADDLE * (step - d), d_dual + SADDLE * (slope - d_dual)
     use, plain = ok.unsqueeze(-1), ~near.regular.unsqueeze(-1)
@@ -296,7 +297,9 @@ def _bent(constraint: NonlinearEquality, u: Tensor, multiplier: Tensor, x: Tenso
     return (ahead - behind) / (2 * length)
 
 
-def tangential(near: Linearised, weight: Covariance, bend: object, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tangential(
+    near: Linearised, weight: Covariance, bend: object, target: Tensor, accuracy: float = EXACT
+) -> tuple[Tensor, Tensor, Tensor]:
     """Solve ``x + P W C x = P W t`` on the tangent space; returns x, ``Q x`` and where curvature stayed positive.
 
     Args:
@@ -304,6 +307,7 @@ def tangential(near: Linearised, weight: Covariance, bend: object, target: Tenso
         weight: W.
         bend: The product with ``C = sum l_i hess(h_i)``.
         target: ``P^T t``, a dual vector.
+        accuracy: Relative residual to stop at.
     """
     assert callable(bend)
     residual_dual, residual = target, weight.apply(target)
@@ -315,7 +319,7 @@ def tangential(near: Linearised, weight: Covariance, bend: object, target: Tenso
     for _ in range(min(CONJUGATE, p.shape[-1] - near.h.shape[-1] + 2)):
         curved = p_dual + bend(p)
         along = (p * curved).sum(-1)
-        open_ = ok & (size > 1e-20 * first) & (size > 0)
+        open_ = ok & (size > accuracy**2 * first) & (size > 0)
         ok = ok & ~(open_ & (along <= 1e-10 * (p * p_dual).sum(-1)))
         open_ = open_ & ok
         if not bool(open_.any()):
