@@ -125,3 +125,13 @@ def test_cells_show_mean_and_spread_over_seeds() -> None:
     assert "1.5 hours" in page
     assert "seeds 0, 1, 2" in page
     assert "| 0.029 | 0.396 |" in page
+
+
+@pytest.mark.parametrize("name", list(tables.NEAREST))
+def test_what_a_feasible_field_can_reach_at_best(name: str) -> None:
+    problem = PROBLEMS[name](dtype=torch.float64)
+    parameters = problem.split(0).test
+    exact = problem.solution(parameters).flatten(-2)
+    nearest = ph.DPPL("orthogonal").project_samples(exact, problem.physics(parameters)).value
+    error = float((nearest - exact).square().mean()) / tables.UNITS["pde-linear"]["mse"]
+    assert error == pytest.approx(tables.NEAREST[name], rel=0.01, abs=1e-9)

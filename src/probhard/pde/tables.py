@@ -38,6 +38,9 @@ ABLATION = {  # parts of the nonlinear constraint, and the end of their rows' na
     "known values, flux law": "-flux",
     "known values, u >= 0, flux law": "",
 }
+# MSE (1e-5) of the field that is nearest to the exact one among those that obey mass, bounds and monotony: exact fields
+# miss the trapezoid law a little. Stefan's is all due to u(0, 0) = 1, where the law and u >= 0 ask for 0.
+NEAREST = {"heat": 0.0, "pme": 0.0317, "stefan": 50.4, "advection": 2.27}
 REUSED = ("probconserv",)  # their seconds are those of the base network
 _LINEAR = ("probhard-ob", "probhard-or", "hardc", "probconserv", "softc", "base")
 _NONLINEAR = ("probhard-ob", "probhard-or", "probhard-inf", "probconserv", "base")
@@ -106,6 +109,8 @@ def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[s
         return []
     names = ("mse", "crps")
     head = [f"{whose} {TITLES[name]} ({_unit(UNITS[table][name])})" for name in names for whose in ("paper's", "our")]
+    known = NEAREST if table == "pde-linear" else {}
+    head += ["MSE of the nearest field that obeys physics"] if known else []
     text = ["## Smallest figures", "", f"| problem | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
     for problem in problems:
         cells = []
@@ -120,6 +125,7 @@ def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[s
             _, method, key, lines = min(found, key=lambda one: one[0])
             cell = _cell(lines, method, name, UNITS[table][name])
             cells += [f"{printed:g}", f"{cell} by {method}, {key[-2]}, {key[-1]} epochs"]
+        cells += [f"{known[problem[0]]:g}"] if known else []
         text.append(f"| {_title(problem)} | {' | '.join(cells)} |")
     return [*text, ""]
 
@@ -130,7 +136,7 @@ def _title(problem: tuple[Any, ...]) -> str:
 
 def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
     units = dict(UNITS[table])
-    if any(line.get("mse_free", line["mse"]) > 1.2 * line["mse"] for line in lines):
+    if any(not 0.8 <= line.get("mse_free", line["mse"]) / line["mse"] <= 1.2 for line in lines):
         units["mse_free"] = units["mse"]  # some slices leave one point only
     paper = PAPER.get(key[:-1], {})
     seeds = sorted({line["seed"] for line in lines})
