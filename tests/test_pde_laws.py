@@ -163,6 +163,25 @@ def test_gradients_with_exact_curvature_are_those_of_finite_differences(mass):
     torch.testing.assert_close(slope, expected, rtol=1e-5, atol=0)  # Gauss-Newton curvature misses by 3e-4
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_variances_of_block_rows_against_dense_algebra(same):
+    """``diag(P S P^T)`` with ``P = I - W J^T (J W J^T)^-1 J``, and its gradients."""
+    u = SMALL.solution(EXPONENTS).flatten(-2) + 0.1 * torch.rand(3, 125)
+    found = porous_medium_flux(SMALL, EXPONENTS).rows(u)
+    weight = (0.5 + torch.rand(3, 125)).requires_grad_()
+    spread = weight if same else (0.5 + torch.rand(3, 125)).requires_grad_()
+    matrix = found.dense()
+    pushed = matrix * weight.unsqueeze(-2)
+    tangent = torch.eye(125) - pushed.mT @ torch.linalg.solve(pushed @ matrix.mT, matrix)
+    expected = (tangent.square() * spread.unsqueeze(-2)).sum(-1)
+    variance = found.factor(weight).variance(spread)
+    torch.testing.assert_close(variance, expected, rtol=1e-10, atol=1e-12)
+    probe, leaves = torch.randn(3, 125), (weight,) if same else (weight, spread)
+    gradients = (torch.autograd.grad((probe * x).sum(), leaves, retain_graph=True) for x in (variance, expected))
+    for ours, theirs in zip(*gradients):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
 def test_float32_fields():
     problem = PorousMedium()
     m = EXPONENTS.float()
