@@ -30,7 +30,7 @@ TITLES = {
 }
 SHOWN = {
     "pde-nonlinear": ("Porous medium, m = 3.88, t = 0.505", ("base", "probconserv", "probhard-inf", "probhard-or")),
-    "tvd": ("Advection, beta = 1.5, t = 0.505", ("base", "probconserv", "probhard-tv", "probhard-tvd")),
+    "tvd": ("Advection, beta = 1.5, t = 0.152", ("base", "probconserv", "probhard-tv", "probhard-tvd")),
 }
 ABLATION = {  # parts of the nonlinear constraint, and the end of their rows' names
     "known values": "-known",

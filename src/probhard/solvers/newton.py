@@ -26,14 +26,21 @@ from probhard.tangent import Tangent, tangent_of
 FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
 STATIONARY = 1e-9  # relative length of the step that is left
-QUICK = 6  # steps for all points; then, for those not finished, rounds of some steps with or without Hessians:
-SLOW = ((8, False), (4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))
+QUICK, MORE = 6, 8  # steps for all points, and for those that are not finished but will be at their present rate
+SLOW = (
+    (4, True),
+    (4, True),
+    (4, True),
+    (8, False),
+    (8, False),
+    *(((6, True),) * 5),
+)  # then steps, with Hessians or not
 HALVINGS = 12
 CONJUGATE = 30
 INEXACT, EXACT = 1e-4, 1e-10  # relative accuracy of conjugate gradients: of a step on the way, of derivatives
 SADDLE = 10.0
 RESTORING = 30
-DIFFERENCE = 6e-6  # relative step of central differences: the cube root of rounding
+DIFFERENCE = 1e-7  # relative step of differences, near the root of rounding
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class State:
     steps: Tensor  # (*lead,)
     residual: Tensor  # relative |h|, (*lead,)
     left: Tensor  # relative length of the full step, (*lead,)
+    rate: Tensor  # left over the one before, (*lead,)
     done: Tensor  # (*lead,)
 
 
@@ -113,11 +121,15 @@ def nearest(
     lead, n = z.shape[:-1], z.shape[-1]
     state = _run(constraint, z, weight, _begin(constraint, z, weight, start), QUICK, exact=hessian)
     flat = State(*(value.flatten(0, len(lead) - 1) for value in vars(state).values()))
-    for attempt, (steps, exact) in enumerate((*SLOW, *SLOW)):
-        slow = torch.nonzero(~flat.done).squeeze(-1)
-        if len(slow) == 0:
+    apart = isinstance(weight, Diagonal)  # whether points can be told apart, if their data can
+    promising = (flat.left * flat.rate**MORE <= STATIONARY) & apart
+    for attempt, (steps, exact) in enumerate(((MORE, False), *SLOW, *SLOW)):
+        slow = torch.nonzero(~flat.done & (promising if attempt == 0 else True)).squeeze(-1)
+        if bool(flat.done.all()):
             break
-        subset = constraint.select(slow, lead) if isinstance(weight, Diagonal) else None
+        if len(slow) == 0:
+            continue
+        subset = constraint.select(slow, lead) if apart else None
         if subset is None or not isinstance(weight, Diagonal):  # points that cannot be told apart go on together
             subset, points, few = constraint, z, weight
             part = State(*(value.unflatten(0, lead) for value in vars(flat).values()))
@@ -125,7 +137,7 @@ def nearest(
             points = z.reshape(-1, n)[slow]
             few = Diagonal(weight.variance.expand(z.shape).reshape(-1, n)[slow])
             part = State(*(value[slow] for value in vars(flat).values()))
-        if attempt == len(SLOW):  # once more, from the feasible point next to z
+        if attempt == len(SLOW) + 1:  # once more, from the feasible point next to z
             part = _restart(subset, points, few, part)
         part = _run(subset, points, few, part, steps, exact)
         if subset is constraint:
@@ -149,7 +161,7 @@ def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: 
             point, y = z - near.move(multiplier), -near.pull(multiplier)
     done = torch.zeros_like(zero, dtype=torch.bool)
     steps = torch.zeros_like(zero, dtype=torch.int64)
-    return State(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, done)
+    return State(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, zero + 1, done)
 
 
 def _restart(constraint: NonlinearEquality, z: Tensor, weight: Covariance, state: State) -> State:
@@ -201,6 +213,7 @@ def _measured(near: Linearised, z: Tensor, state: State) -> tuple[State, Tensor,
         multiplier=torch.where(keep.unsqueeze(-1), state.multiplier, multiplier),
         residual=torch.where(keep, state.residual, residual),
         left=torch.where(keep, state.left, left),
+        rate=torch.where(keep, state.rate, left / state.left.clamp(min=1e-300)),
         done=done,
     )
     return state, step, slope
@@ -277,7 +290,7 @@ def _newton_step(
     d, d_dual = -near.move(normal), -near.pull(normal)
 
     def bend(x: Tensor) -> Tensor:
-        return _bent(constraint, state.u, state.multiplier, x)
+        return _bent(constraint, near, state, x)
 
     target = near.dual(-state.y - bend(d))
     found, image, ok = tangential(near, weight, bend, target, INEXACT)
@@ -288,13 +301,13 @@ def _newton_step(
     return step, torch.where(plain, slope, torch.where(use, d_dual + image, far_dual))
 
 
-def _bent(constraint: NonlinearEquality, u: Tensor, multiplier: Tensor, x: Tensor) -> Tensor:
-    """``sum_i l_i hess(h_i) x`` as well as a step needs it; differences of a Jacobian's formula cost two of it."""
+def _bent(constraint: NonlinearEquality, near: Linearised, state: State, x: Tensor) -> Tensor:
+    """``sum_i l_i hess(h_i) x`` as well as a step needs it: a difference of the Jacobian's formula, if there is one."""
+    u, multiplier = state.u, state.multiplier
     if constraint.linearise is None:
         return constraint.curvature(u, multiplier, x)
     length = DIFFERENCE * (u.norm(dim=-1, keepdim=True) + 1) / x.norm(dim=-1, keepdim=True).clamp(min=1e-300)
-    ahead, behind = (constraint.rows(u + side * length * x).transpose(multiplier) for side in (1, -1))
-    return (ahead - behind) / (2 * length)
+    return (constraint.linearised(u + length * x)[1].transpose(multiplier) - near.pull(multiplier)) / length
 
 
 def tangential(
