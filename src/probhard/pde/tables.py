@@ -224,7 +224,7 @@ def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[st
         below.set(xlabel="x", xlim=(front - 0.2, front + 0.2), ylim=(0, None))
     axes[0][0].set(ylabel="u")
     axes[1][0].set(ylabel="standard deviation of the draws")
-    axes[0][-1].legend(fontsize=8)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle(title)
     figure.savefig(path)
     return [path]
