@@ -111,7 +111,7 @@ def test_every_row_names_a_rule_and_every_trained_row_exists() -> None:
     assert key["m_range"] == [2.0, 3.0]
     assert not LINEAR.rows["softc"].reuses_base
     assert NONLINEAR.rows["probhard-inf"].rule == "flux, positive"
-    assert TVD.profile == 1.5
+    assert TVD.profile == (1.5, 3)
 
 
 def test_cells_show_mean_and_spread_over_seeds() -> None:
