@@ -221,9 +221,9 @@ def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[st
             title=f"{method}\n{100 * curve['negative']:.1f} % of values negative", xlim=(front - 0.2, front + 0.2)
         )
         below.plot(grid, spread)
-        below.set(xlabel="x", xlim=(front - 0.2, front + 0.2), ylim=(0, None))
+        below.set(xlabel="x", xlim=(front - 0.2, front + 0.2))
     axes[0][0].set(ylabel="u")
-    axes[1][0].set(ylabel="standard deviation of the draws")
+    axes[1][0].set(ylabel="standard deviation of the draws", ylim=(0, None))  # once all panels are drawn
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle(title)
     figure.savefig(path)
