@@ -74,6 +74,8 @@ class NonlinearEquality(Constraint):
 
     def rows(self, u: Tensor, count: int | None = None) -> Structure:
         """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
+        if self.linearise is not None:
+            return self.linearise(u, *self._args(u))[1]
         if self.pattern is None and self.given_jacobian is not None:
             found = self.given_jacobian(u, *self._args(u))
             if isinstance(found, Structure):
@@ -139,7 +141,7 @@ class NonlinearEquality(Constraint):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
-        return self._with(moved)
+        return self.with_args(moved)
 
     def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality | None:
         """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``.
@@ -154,9 +156,9 @@ class NonlinearEquality(Constraint):
                     return None
                 value = value.expand(*lead, value.shape[-1]).flatten(0, len(lead) - 1)[points]
             picked.append(value)
-        return self._with(tuple(picked))
+        return self.with_args(tuple(picked))
 
-    def _with(self, args: tuple[Any, ...]) -> Self:
+    def with_args(self, args: tuple[Any, ...]) -> Self:
         """The same function with other data."""
         return type(self)(self.fn, args, self.given_jacobian, self.pattern, self.linearise)
 

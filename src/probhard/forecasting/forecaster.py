@@ -18,12 +18,8 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
-import signal
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -31,8 +27,6 @@ from typing import Any, Self, cast
 import narwhals as nw
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
-from tqdm import tqdm
 
 from probhard.constraints import Box, Constraint, Hierarchy
 from probhard.errors import ParameterError
@@ -45,7 +39,7 @@ from probhard.forecasting.nixtla import Columns
 from probhard.forecasting.predictor import DeepVARPredictor
 from probhard.forecasting.seasons import default_lags
 from probhard.forecasting.storage import constraint_from_record, constraint_record
-from probhard.forecasting.training import DeepVARModule
+from probhard.forecasting.training import DeepVARModule, ProgressBar, quiet_training
 from probhard.method import Method, as_method
 
 FORMAT, FORMAT_VERSION = "probhard-forecaster", 2
@@ -160,7 +154,7 @@ class HierarchicalForecaster:
         self.spread_factor = self._learned_spread(data, horizon, progress) if self.calibrate else 1.0
         options = {**defaults(data, horizon, self.changes), **self.network}
         trainer = {"max_epochs": self.epochs or options["max_epochs"], "enable_progress_bar": False}
-        trainer |= {"callbacks": [_Bar(progress)]} if progress else {}
+        trainer |= {"callbacks": [ProgressBar(progress)]} if progress else {}
         del options["max_epochs"]
         estimator = DeepVAREstimator(
             freq=data.freq,
@@ -173,7 +167,7 @@ class HierarchicalForecaster:
             seed=self.seed,
             **options,
         )
-        with _training():
+        with quiet_training():
             self._trained = data, cast(DeepVARPredictor, estimator.train(self._seen(data).to_gluonts()))
         self.reading, self.like = reading, None
         if not isinstance(df, HierarchicalData):
@@ -336,47 +330,6 @@ def _extended(predictor: DeepVARPredictor, h: int) -> DeepVARPredictor:
     network.layout = replace(network.layout, prediction_length=h)
     twin = DeepVARModule(network, module.constraint, module.method)
     return DeepVARPredictor(twin, predictor.num_parallel_samples, predictor.seed, predictor.device)
-
-
-class _Bar(Callback):
-    """A progress bar of training, only in a terminal."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        steps = trainer.max_epochs * trainer.num_training_batches
-        self.bar = tqdm(total=steps, desc=self.label, unit="step", disable=None)
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.bar.update()
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.bar.set_postfix(loss=f"{float(trainer.callback_metrics['train_loss']):.4g}")
-
-    def on_train_end(self, *args: Any) -> None:
-        self.bar.close()
-
-    def on_exception(self, *args: Any) -> None:
-        self.bar.close()
-
-
-@contextmanager
-def _training() -> Iterator[None]:
-    """Lightning without its remarks on hardware and loaders; its answer to Ctrl-C, an exit, is undone."""
-    logger, handler = logging.getLogger("lightning.pytorch"), signal.getsignal(signal.SIGINT)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            yield
-    except SystemExit as end:
-        raise KeyboardInterrupt from end
-    finally:
-        logger.setLevel(level)
-        if signal.getsignal(signal.SIGINT) is not handler:  # Lightning ignores further ones
-            signal.signal(signal.SIGINT, handler)
 
 
 def _like_record(like: Any, reading: Mapping[str, Any]) -> list[str] | None:

@@ -9,11 +9,18 @@ Laws are projected in data units: in the network's own float32 in training, in f
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+import logging
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from probhard.constraints.base import Constraint
 from probhard.distribution import LocationScale
@@ -116,3 +123,44 @@ class DeepVARModule(pl.LightningModule):
 def double(law: LocationScale) -> LocationScale:
     """The same law in float64, so that its draws add up to rounding of float64."""
     return LocationScale(law.loc.double(), law.cov.to(torch.float64), law.family, validate_args=False)
+
+
+class ProgressBar(Callback):
+    """A progress bar of training, only in a terminal."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        steps = trainer.max_epochs * trainer.num_training_batches
+        self.bar = tqdm(total=steps, desc=self.label, unit="step", disable=None)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.bar.update()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.bar.set_postfix(loss=f"{float(trainer.callback_metrics['train_loss']):.4g}")
+
+    def on_train_end(self, *args: Any) -> None:
+        self.bar.close()
+
+    def on_exception(self, *args: Any) -> None:
+        self.bar.close()
+
+
+@contextmanager
+def quiet_training() -> Iterator[None]:
+    """Lightning without its remarks on hardware and loaders; its answer to Ctrl-C, an exit, is undone."""
+    logger, handler = logging.getLogger("lightning.pytorch"), signal.getsignal(signal.SIGINT)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    except SystemExit as end:
+        raise KeyboardInterrupt from end
+    finally:
+        logger.setLevel(level)
+        if signal.getsignal(signal.SIGINT) is not handler:  # Lightning ignores further ones
+            signal.signal(signal.SIGINT, handler)

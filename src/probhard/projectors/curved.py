@@ -245,7 +245,7 @@ class Functions:
         def jacobian(v: Tensor, *data: Any) -> Tensor:
             u, rows, used = v[..., :n], [], 0
             for (piece, unequal), (first, last) in zip(self.pieces, splits):
-                block = NonlinearEquality(piece.fn, data[first:last], piece.given_jacobian, piece.pattern).jacobian(u)
+                block = piece.with_args(data[first:last]).jacobian(u)
                 count = block.shape[-2]
                 slack = block.new_zeros(*block.shape[:-1], v.shape[-1] - n)
                 if unequal:
@@ -267,7 +267,7 @@ class Functions:
         """The same functions, with other ones active."""
         if self.plain:
             return equation
-        return NonlinearEquality(equation.fn, (*equation.args[:-1], active), equation.given_jacobian)
+        return equation.with_args((*equation.args[:-1], active))
 
     def active(self, side: Tensor) -> Tensor:
         """1 for inequality functions whose slack is held at 0, else 0; (*lead, inequalities)."""

@@ -27,14 +27,8 @@ FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
 STATIONARY = 1e-9  # relative length of the step that is left
 QUICK, MORE = 6, 8  # steps for all points, and for those that are not finished but will be at their present rate
-SLOW = (
-    (4, True),
-    (4, True),
-    (4, True),
-    (8, False),
-    (8, False),
-    *(((6, True),) * 5),
-)  # then steps, with Hessians or not
+# Then rounds of some steps, with Hessians or without:
+SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))
 HALVINGS = 12
 CONJUGATE = 30
 INEXACT, EXACT = 1e-4, 1e-10  # relative accuracy of conjugate gradients: of a step on the way, of derivatives
@@ -121,15 +115,14 @@ def nearest(
     lead, n = z.shape[:-1], z.shape[-1]
     state = _run(constraint, z, weight, _begin(constraint, z, weight, start), QUICK, exact=hessian)
     flat = State(*(value.flatten(0, len(lead) - 1) for value in vars(state).values()))
-    apart = isinstance(weight, Diagonal)  # whether points can be told apart, if their data can
-    promising = (flat.left * flat.rate**MORE <= STATIONARY) & apart
+    promising = flat.left * flat.rate**MORE <= STATIONARY
     for attempt, (steps, exact) in enumerate(((MORE, False), *SLOW, *SLOW)):
         slow = torch.nonzero(~flat.done & (promising if attempt == 0 else True)).squeeze(-1)
         if bool(flat.done.all()):
             break
-        if len(slow) == 0:
+        subset = constraint.select(slow, lead) if isinstance(weight, Diagonal) else None
+        if attempt == 0 and (subset is None or len(slow) == 0):  # the others would have to come along
             continue
-        subset = constraint.select(slow, lead) if apart else None
         if subset is None or not isinstance(weight, Diagonal):  # points that cannot be told apart go on together
             subset, points, few = constraint, z, weight
             part = State(*(value.unflatten(0, lead) for value in vars(flat).values()))
