@@ -168,6 +168,17 @@ def test_clusters_survive_a_killed_worker(kind, package, tmp_path):
         check_tasks(pool, tmp_path)
 
 
+@pytest.mark.slow
+def test_what_was_sent_to_dask_outlives_its_workers():
+    pytest.importorskip("distributed")
+    with executor("dask", 2) as pool:
+        sent = pool.send(bytes(2**24))
+        assert pool.submit(len, sent).result() == 2**24
+        for process in pool._client.run(os.getpid).values():
+            os.kill(process, signal.SIGKILL)
+        assert pool.submit(len, sent).result(timeout=120) == 2**24
+
+
 @pytest.mark.parametrize(("kind", "package"), [("ray", "ray"), ("dask", "distributed")])
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)

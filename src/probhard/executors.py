@@ -15,6 +15,7 @@ import logging
 import os
 import queue
 import sys
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
@@ -24,6 +25,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
 
+from probhard import memory
 from probhard.errors import MissingExtraError, ParameterError, check_choice
 
 EXECUTORS = ("joblib", "ray", "dask")
@@ -120,7 +122,7 @@ class JoblibExecutor(Executor):
         with self._lock:
             if self._ending:
                 raise CancelledError
-            pool = self._loky.ProcessPoolExecutor(1, env=THREADS)
+            pool = self._loky.ProcessPoolExecutor(1, env=THREADS | memory.ENVIRONMENT)
             self._made.append(pool)
             return pool
 
@@ -197,7 +199,10 @@ class DaskExecutor(Executor):
         return self._futures.submit(_call, function, *args, **kwargs)
 
     def send(self, value: Any) -> Any:
-        return self._client.scatter(value, broadcast=True)
+        # a task's result, unlike scattered data, is made again when the workers that held it are lost
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sending large graph")  # it travels only once
+            return self._client.submit(_same, value, pure=False)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, or end it if it was started here."""
@@ -210,6 +215,10 @@ class DaskExecutor(Executor):
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that may have been sent before."""
     return function(*args, **kwargs)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _require(module: str, extra: str | None = None) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from probhard import __version__
+from probhard import __version__, memory
 from probhard.cli.bench import bench
 from probhard.cli.demo import demo
 from probhard.cli.forecast import forecast
@@ -49,6 +49,7 @@ def _top(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Options of the command itself."""
+    memory.keep_freed()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

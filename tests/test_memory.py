@@ -1,0 +1,55 @@
+"""Freed memory is kept: fewer fresh pages for the same work, and a user's own choice of allocator is left alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from probhard import memory
+
+FAULTS = """
+import resource, sys
+import torch
+from probhard import memory
+asked = sys.argv[1] == "keep"
+assert not asked or memory.keep_freed()
+torch.ones(2**23)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(2**23)  # 32 MiB, 8,192 pages
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", *memory.ENVIRONMENT)
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
+
+
+def _faults(how: str, **more: str) -> int:
+    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, how], env=plain | more, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@glibc
+def test_fewer_fresh_pages() -> None:
+    given = _faults("default")
+    assert _faults("keep") < given / 5
+    assert _faults("default", **memory.ENVIRONMENT) < given / 5  # as worker processes are started
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_own_choice_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert not memory.keep_freed()
+
+
+def test_other_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not memory.keep_freed()
