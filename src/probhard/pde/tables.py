@@ -198,20 +198,21 @@ def _unit(unit: float) -> str:
 
 def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[str]) -> list[Path]:
     """Mean and 3 standard deviations near the front, one panel per method; nothing if the lines hold no profile."""
-    found = {line["method"]: line["profile"] for line in lines if "profile" in line and line["score"] == "crps"}
+    found = {line["method"]: line for line in lines if "profile" in line and line["score"] == "crps"}
     shown = [method for method in methods if method in found]
     if not shown:
         return []
     figure = Figure(figsize=(3.4 * len(shown), 6.4), dpi=110, layout="constrained")
     axes = figure.subplots(2, len(shown), squeeze=False, sharey="row")
     for column, method in enumerate(shown):
-        curve = found[method]
+        curve = found[method]["profile"]
         exact, mean, spread = curve["exact"], curve["mean"], curve["stddev"]
         grid = [index / (len(exact) - 1) for index in range(len(exact))]
         front = _front(exact)
         floor = -float("inf") if curve["negative"] else 0.0  # no band where no draw is
+        ceiling = float("inf") if found[method]["outside_bounds"] else max(exact)
         low = [max(m - 3 * s, floor) for m, s in zip(mean, spread)]
-        high = [m + 3 * s for m, s in zip(mean, spread)]
+        high = [min(m + 3 * s, ceiling) for m, s in zip(mean, spread)]
         above, below = axes[0][column], axes[1][column]
         above.fill_between(grid, low, high, alpha=0.3, lw=0, label="3 std. dev. of the draws")
         above.plot(grid, mean, ls="--", label="mean")
