@@ -146,14 +146,17 @@ def test_seeds_decide():
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
     whole = trained()
-    path = script(tmp_path, "trained(directory=folder, callbacks=[During(3, lambda: os.kill(os.getpid(), 9))])\n")
+    lines = "import time\nlong, last = During(1, lambda: time.sleep(3)), During(3, lambda: os.kill(os.getpid(), 9))"
+    path = script(tmp_path, f"{lines}\ntrained(directory=folder, callbacks=[long, last])\n")
     killed = launched(path, tmp_path / "run")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     content = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     assert content["epoch"] == 2
     moved = tmp_path / "elsewhere"
     (tmp_path / "run").rename(moved)
-    assert_same(trained(directory=moved), whole)
+    resumed = trained(directory=moved)
+    assert_same(resumed, whole)
+    assert resumed[1].seconds > 3  # those before the kill are counted
     again = trained(directory=moved)  # nothing is left to train
     assert_same(again, whole)
 

@@ -93,7 +93,7 @@ class Fit:
     best_epoch: int
     best_score: float
     epochs: int  # trained in all, resumed ones included
-    seconds: float  # of this run
+    seconds: float  # of training in all, resumed epochs included
     history: list[dict[str, float]] = field(repr=False)  # per epoch: training loss and validation score per point
 
 
@@ -122,7 +122,6 @@ def fit(
         devices: Processes (gloo on CPU, nccl on CUDA), each of which runs the calling script.
         **trainer: Options of ``lightning.Trainer``.
     """
-    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         keeper = _Keeper(Path(scratch if directory is None else directory), schedule.patience)
         bar = [TQDMProgressBar(leave=False)] if progress else []
@@ -141,9 +140,10 @@ def fit(
             "default_root_dir": keeper.folder,
         }
         task = Task(model.train(), train, validation, schedule, seed)
-        with _quiet():
+        last = keeper.folder / "last.ckpt"
+        with quiet_training():
             runner = pl.Trainer(**{**options, **trainer})
-            _run(runner, task, keeper.folder / "last.ckpt")
+            runner.fit(task, ckpt_path=str(last) if last.exists() else None, weights_only=True)
         if keeper.best is None:
             raise ParameterError(
                 f"No epoch of {len(keeper.rows)} had a finite validation score.",
@@ -155,7 +155,7 @@ def fit(
         runner.strategy.barrier()  # the folder may go with the first process
         model.eval()
         score = keeper.rows[keeper.best][VALIDATION]
-        return Fit(keeper.best, score, len(keeper.rows), time.perf_counter() - started, keeper.rows)
+        return Fit(keeper.best, score, len(keeper.rows), keeper.seconds, keeper.rows)
 
 
 def _strategy(model: ConstrainedModel, devices: int) -> str:
@@ -165,18 +165,6 @@ def _strategy(model: ConstrainedModel, devices: int) -> str:
     inside = {id(parameter) for parameter in model.backbone.parameters()}
     idle = any(id(parameter) not in inside for parameter in model.parameters())
     return "ddp_find_unused_parameters_true" if idle else "ddp"
-
-
-def _run(runner: Any, task: Task, last: Path) -> None:
-    """Train to the end; an interrupt of the user stays one, which Lightning would turn into the end of the program."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        runner.fit(task, ckpt_path=str(last) if last.exists() else None, weights_only=True)
-    except SystemExit as error:
-        if not isinstance(error.__context__, KeyboardInterrupt):
-            raise
-        signal.signal(signal.SIGINT, handler)
-        raise KeyboardInterrupt from None
 
 
 class Task(pl.LightningModule):
@@ -289,6 +277,12 @@ class _Keeper(Checkpoint):
     def __init__(self, folder: Path, patience: int | None) -> None:
         self.folder, self.patience = folder, patience
         self.rows: list[dict[str, float]] = []
+        self.earlier, self.begun = 0.0, time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent until now, that of the runs before included."""
+        return self.earlier + time.perf_counter() - self.begun
 
     @property
     def best(self) -> int | None:
@@ -316,23 +310,29 @@ class _Keeper(Checkpoint):
         trainer.should_stop = self.stopping
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows}
+        return {"rows": self.rows, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows = list(state_dict["rows"])
+        self.rows, self.earlier = list(state_dict["rows"]), state_dict.get("seconds", 0.0)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning's advice on hardware and workers left out."""
+def quiet_training() -> Iterator[None]:
+    """Lightning without its advice on hardware and workers; Ctrl-C stays one, instead of the end of the program."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
+    levels, handler = [logger.level for logger in loggers], signal.getsignal(signal.SIGINT)
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning.*")
             yield
+    except SystemExit as end:
+        if not isinstance(end.__context__, KeyboardInterrupt):
+            raise
+        raise KeyboardInterrupt from None
     finally:
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
+        if signal.getsignal(signal.SIGINT) is not handler:  # Lightning ignores further ones
+            signal.signal(signal.SIGINT, handler)

@@ -215,6 +215,7 @@ class Job:
 
     def _train(self, first: Origin, method: Method, progress: bool, scaling: str = "mean") -> DeepVARModule:
         from probhard.forecasting.estimator import DeepVAREstimator
+        from probhard.training import quiet_training
 
         setting = SETTINGS[self.dataset]
         estimator = DeepVAREstimator(
@@ -234,7 +235,8 @@ class Job:
             },
             seed=self.seed,
         )
-        trained: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
+        with quiet_training():
+            trained: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
         return trained
 
     def _numbers(self) -> list[int]:

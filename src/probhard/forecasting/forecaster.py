@@ -39,8 +39,9 @@ from probhard.forecasting.nixtla import Columns
 from probhard.forecasting.predictor import DeepVARPredictor
 from probhard.forecasting.seasons import default_lags
 from probhard.forecasting.storage import constraint_from_record, constraint_record
-from probhard.forecasting.training import DeepVARModule, ProgressBar, quiet_training
+from probhard.forecasting.training import DeepVARModule, ProgressBar
 from probhard.method import Method, as_method
+from probhard.training import quiet_training
 
 FORMAT, FORMAT_VERSION = "probhard-forecaster", 2
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}

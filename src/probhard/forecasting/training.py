@@ -9,11 +9,6 @@ Laws are projected in data units: in the network's own float32 in training, in f
 
 from __future__ import annotations
 
-import logging
-import signal
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
@@ -146,21 +141,3 @@ class ProgressBar(Callback):
 
     def on_exception(self, *args: Any) -> None:
         self.bar.close()
-
-
-@contextmanager
-def quiet_training() -> Iterator[None]:
-    """Lightning without its remarks on hardware and loaders; its answer to Ctrl-C, an exit, is undone."""
-    logger, handler = logging.getLogger("lightning.pytorch"), signal.getsignal(signal.SIGINT)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            yield
-    except SystemExit as end:
-        raise KeyboardInterrupt from end
-    finally:
-        logger.setLevel(level)
-        if signal.getsignal(signal.SIGINT) is not handler:  # Lightning ignores further ones
-            signal.signal(signal.SIGINT, handler)

@@ -8,7 +8,6 @@ over fields of the summed absolute residuals of the mean; ce_draws, the largest 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -237,10 +236,9 @@ class Job:
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
         """Train, measure, and return one line per row."""
-        table, started = TABLES[self.table], time.perf_counter()
+        table = TABLES[self.table]
         problem = table.problems[self.problem]()
         backbone, about = self._train(table, problem, folder, progress)
-        about["seconds"] = time.perf_counter() - started
         exact = replace(problem, dtype=torch.float64)
         parts = exact.split(self.seed, *self.sizes)
         test, validation = dataset(exact, parts.test), dataset(exact, parts.validation)
@@ -281,6 +279,7 @@ class Job:
         """The network of the best epoch and, where there is a choice, of the best one on the validation data."""
         train, validation, _ = (dataset(problem, part) for part in problem.split(self.seed, *self.sizes))
         found: list[tuple[float, VarianceNO, dict[str, Any]]] = []
+        seconds = 0.0
         for value, row in table.rows[self.trained].chosen():
             torch.manual_seed(self.seed)
             backbone = VarianceNO(**self.network).to(problem.dtype)
@@ -289,11 +288,12 @@ class Job:
             model = self._model(row, problem, backbone)
             where = folder / f"{value or 0:g}"
             done = fit(model, train, validation, self.schedule, seed=self.seed, directory=where, progress=progress)
+            seconds += done.seconds
             quality = self._quality(model, validation, row.exact)
             about = {"best_epoch": done.best_epoch, "validation_crps": quality}
             found.append((quality, backbone, about if value is None else {**about, "choice": value}))
         _, backbone, about = min(found, key=lambda one: one[0])
-        return backbone, about
+        return backbone, {**about, "seconds": seconds}
 
 
 def dataset(problem: Problem, parameters: Tensor) -> Batch:
