@@ -23,6 +23,7 @@ import torch
 
 import probhard as ph
 from benchmarks.hierarchies import tree
+from probhard import memory
 from probhard.records import Records
 
 FOLDER = Path(__file__).parents[1] / "results" / "speed"
@@ -57,16 +58,6 @@ class Distance:
             f"{self.case:<44} {self.size:>11,} {self.seconds * 1e3:>9.1f} {self.pass_seconds * 1e3:>9.1f} "
             f"{self.factor:>7.2f} {self.bandwidth / 1e9:>9.2f}"
         )
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed memory: fresh pages cost more than all arithmetic on them, and no two machines the same."""
-    try:
-        allocator = ctypes.CDLL("libc.so.6")
-    except OSError:
-        return
-    for parameter in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        allocator.mallopt(parameter, 2**31 - 1)
 
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int | None]:
@@ -152,7 +143,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, which are only printed")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    memory.keep_freed()
     records = Records(FOLDER / "bandwidth.jsonl", ("case", "dtype"))
     print(HEADER)
     for found in run(given.quick):

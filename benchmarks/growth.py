@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from benchmarks.bandwidth import CLOCK, FOLDER, keep_memory, mass, peak, slices
+from benchmarks.bandwidth import CLOCK, FOLDER, mass, peak, slices
 from benchmarks.hierarchies import tree
+from probhard import memory
 from probhard.records import Records
 
 KEYS = ("case", "axis", "size")
@@ -301,7 +302,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names hold this")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    memory.keep_freed()
     records = Records(FOLDER / "growth.jsonl", KEYS)
     if not given.render:
         print(HEADER)

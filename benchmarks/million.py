@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from benchmarks.bandwidth import FOLDER, keep_memory
+from benchmarks.bandwidth import FOLDER
 from benchmarks.growth import KEYS, crossed
 from benchmarks.hierarchies import tree
+from probhard import memory
 from probhard.records import Records
 
 TOLERANCE = 1e-12
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=200)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    memory.keep_freed()
     records = Records(FOLDER / "growth.jsonl", KEYS)
     print(HEADER)
     for found in run(given.quick, given.draws):
