@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import scipy.stats
 import torch
 
 import probhard as ph
-from probhard.cli import main
+from probhard.cli import frames, main
 from probhard.forecasting.reconciliation import Forecasts, Reconciliation
 
 pd = pytest.importorskip("pandas")
-reconcile = importlib.import_module("probhard.cli.reconcile")  # the package has the command by this name
 RANDOM = np.random.default_rng(5)
 NODES = [("", ""), ("NSW", ""), ("VIC", ""), ("NSW", "NA"), ("NSW", "Sydney"), ("VIC", "East"), ("VIC", "West")]
 S = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1], *np.eye(4)])
@@ -32,14 +30,14 @@ Run = Any  # runs the command on a frame: status, output frame, certificate
 def run(tmp_path: Path) -> Run:
     def command(frame: Any, *options: str, suffix: str = ".csv") -> tuple[int, Any, dict[str, Any]]:
         source, output = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
-        reconcile.write(source, frame)
+        frames.write(source, frame)
         status = main(["reconcile", str(source), "--output", str(output), *options])
         if status == 2:
             return status, None, {}
         assert not list(tmp_path.glob("*.partial"))
         certificate = json.loads(output.with_suffix(".json").read_text())
         assert certificate["input_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-        return status, reconcile.read(output, ["unique_id", "ds", "state", "region"]), certificate
+        return status, frames.read(output, ["unique_id", "ds", "state", "region"]), certificate
 
     return command
 
@@ -111,7 +109,7 @@ def test_bounds_hold_for_means_quantiles_and_draws(
     options = ("--keys", "state,region", "--nonnegative", "--upper", "cap", "--fixed", "plan", "--draws", "1000")
     status, out, certificate = run(frame, *options)
     assert status == 0
-    draws = cube(reconcile.read(tmp_path / "out-draws.csv", ["state", "region"]), "ETS")
+    draws = cube(frames.read(tmp_path / "out-draws.csv", ["state", "region"]), "ETS")
     assert draws.shape == (1000, 3, 7)
     assert gap(draws) < 1e-13
     assert gap(cube(out, "ETS")) < 1e-13
@@ -166,7 +164,7 @@ def test_ids_instead_of_keys_and_several_models(run: Run, prefix: str) -> None:
 @pytest.mark.parametrize("polars", [False, True])
 def test_sample_paths_and_parquet(run: Run, monkeypatch: pytest.MonkeyPatch, polars: bool) -> None:
     if polars:
-        monkeypatch.setattr(reconcile, "_parquet", lambda: pytest.importorskip("polars"))
+        monkeypatch.setattr(frames, "_polars", lambda: pytest.importorskip("polars"))
     else:
         pytest.importorskip("pyarrow")
     paths = MEAN + SPREAD * RANDOM.normal(size=(30, 3, 7)) @ RANDOM.normal(size=(7, 7))

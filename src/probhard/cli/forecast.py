@@ -22,8 +22,8 @@ import torch
 import typer
 
 from probhard.cli.certificate import TOLERANCE, Certificate, sha256
+from probhard.cli.frames import SUFFIXES, read, write
 from probhard.cli.project import INFEASIBLE
-from probhard.cli.reconcile import SUFFIXES, read, write
 from probhard.errors import ParameterError, check_choice
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.evaluation import CHUNK, incoherence

@@ -7,7 +7,6 @@ summed over; an aggregate is the sum of the bottom nodes that agree with it else
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 import typer
 
 from probhard.cli.certificate import TOLERANCE, Certificate, sha256
+from probhard.cli.frames import SUFFIXES, numeric, read, write
 from probhard.cli.project import INFEASIBLE, _check_path
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
@@ -32,7 +32,6 @@ from probhard.forecasting.nixtla import TOTAL, Columns, split, tree
 from probhard.forecasting.reconciliation import CHUNK, Forecasts, Reconciled, Reconciliation
 
 ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
-SUFFIXES = (".csv", ".parquet")
 DRAWS = 1000  # behind quantiles, or as many as are written
 SHOWN = 5  # missing rows that an error names
 
@@ -193,7 +192,7 @@ class Table:
     def models(self, asked: str | None, used: Sequence[str | None]) -> list[Columns]:
         """The models to reconcile: those asked for, or all that columns of numbers belong to."""
         others = {ID, STAMP, TARGET, self.draw, *self.keys, *used}
-        found = Columns.of([c for c in self.frame.columns if c not in others and _numeric(self.frame[c])])
+        found = Columns.of([c for c in self.frame.columns if c not in others and numeric(self.frame[c])])
         names = [columns.model for columns in found] if asked is None else [x.strip() for x in asked.split(",")]
         unknown = [name for name in names if name not in [columns.model for columns in found]]
         if unknown or not names:
@@ -290,53 +289,6 @@ def summary(certificate: Certificate) -> str:
         gap = "nothing feasible" if after is None else f"{after['largest']:.3g}"
         lines.append(f"{model}: largest incoherence {before['largest']:.6g} before, {gap} after.")
     return "\n".join([*lines, certificate.table()])
-
-
-def read(path: Path, texts: Sequence[str]) -> Any:
-    """A pandas frame from CSV or Parquet; columns of texts stay texts."""
-    pandas = require("pandas", "probhard reconcile")
-    if path.suffix not in SUFFIXES or not path.is_file():
-        raise ParameterError(
-            f"{path} cannot be read.",
-            f"It must be a file that ends in {' or '.join(SUFFIXES)}.",
-            "Check the path, or convert the file.",
-        )
-    if path.suffix == ".csv":
-        frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), float_precision="round_trip")
-        words = [name for name in frame.columns if not _numeric(frame[name])]
-        plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=words)  # "NA" may be a name
-        return frame.assign(**{name: plain[name] for name in words})
-    engine = _parquet()
-    return (
-        pandas.read_parquet(path)
-        if engine is None
-        else pandas.DataFrame(engine.read_parquet(path).to_dict(as_series=False))
-    )
-
-
-def write(path: Path, frame: Any) -> None:
-    """Write CSV or Parquet, replacing the file in one step."""
-    partial = path.with_name(path.name + ".partial")
-    if path.suffix == ".csv":
-        frame.to_csv(partial, index=False)
-    elif (engine := _parquet()) is None:
-        frame.to_parquet(partial, index=False)
-    else:
-        engine.DataFrame({name: frame[name].to_list() for name in frame.columns}).write_parquet(partial)
-    partial.replace(path)
-
-
-def _parquet() -> Any:
-    """None where pandas reads Parquet by itself, with pyarrow; else polars."""
-    try:
-        importlib.import_module("pyarrow")
-    except ImportError:
-        return require("polars", "A Parquet file")
-    return None
-
-
-def _numeric(column: Any) -> bool:
-    return column.dtype.kind in "iuf" and bool(column.notna().any())
 
 
 def _texts(column: Any) -> list[str]:

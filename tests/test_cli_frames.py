@@ -1,0 +1,69 @@
+"""Frames in files: what spreadsheets write is read as the same frame; what cannot be read is refused with a reason."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import probhard as ph
+from probhard.cli import frames, main
+
+pd = pytest.importorskip("pandas")
+
+FRAME = pd.DataFrame(
+    {
+        "state": ["", "Köln", "NA"],
+        "ds": ["2024-01", "2024-01", "2024-01"],
+        "code": ["007", "1,5", "x"],
+        "ETS": [0.1 + 0.2, -1234.5, 3.0],
+        "count": [1, 2, 3],
+    }
+)
+TEXTS = ["state", "ds", "code"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(("separator", "decimal"), [(",", "."), (";", ","), (";", "."), ("\t", ","), ("\t", ".")])
+def test_spreadsheets_of_any_country(tmp_path: Path, separator: str, decimal: str, encoding: str) -> None:
+    path = tmp_path / "f.csv"
+    frame = FRAME if separator == "," or decimal == "," else FRAME.assign(code=["007", "1.5", "x"])
+    frame.to_csv(path, index=False, sep=separator, decimal=decimal, encoding=encoding)
+    pd.testing.assert_frame_equal(frames.read(path, TEXTS), frame, check_exact=True, check_dtype=False)
+
+
+@pytest.mark.parametrize("suffix", frames.SUFFIXES)
+def test_round_trip(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"f{suffix}"
+    frames.write(path, FRAME)
+    pd.testing.assert_frame_equal(frames.read(path, TEXTS), FRAME, check_exact=True, check_dtype=False)
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("polars")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    test_round_trip(tmp_path, ".parquet")
+    (tmp_path / "bad.parquet").write_bytes(b"no")
+    with pytest.raises(ph.ParameterError, match=r"bad\.parquet cannot be read"):
+        frames.read(tmp_path / "bad.parquet", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("latin.csv", "state,ds,ETS\nKöln,2024,1\n".encode("latin-1")),
+        ("empty.csv", b""),
+        ("ragged.csv", b"state,ds,ETS\nA,2024,1\nB,2024,1,2,3\n"),
+        ("bad.parquet", b"PAR1 but not a file PAR1"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, capsys: Any, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert main(["reconcile", str(path), "--keys", "state"]) == 2
+    message = capsys.readouterr().err
+    assert f"{name} cannot be read: " in message
+    assert "UTF-8" in message
+    assert list(tmp_path.iterdir()) == [path]
