@@ -21,8 +21,10 @@ from torch import Tensor
 
 import probhard
 from probhard.constraints import Constraint
+from probhard.errors import ParameterError
 
 TOLERANCE = 1e-9
+INFEASIBLE = 3  # exit status if any point is
 LISTED = 1000  # flagged fields that are named one by one
 
 
@@ -136,3 +138,13 @@ def sha256(path: Path) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def check_path(path: Path, option: str, suffixes: tuple[str, ...], source: Path) -> None:
+    """Refuse a path that cannot be written, or that is the input."""
+    if path.suffix not in suffixes or not path.parent.is_dir() or path.resolve() == source.resolve():
+        raise ParameterError(
+            f"{option} {path} cannot be written.",
+            f"It must end in {' or '.join(suffixes)}, lie in a folder that exists, and not be the input.",
+            "Pass another path.",
+        )

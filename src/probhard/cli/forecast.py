@@ -21,9 +21,8 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import TOLERANCE, Certificate, sha256
+from probhard.cli.certificate import INFEASIBLE, TOLERANCE, Certificate, sha256
 from probhard.cli.frames import SUFFIXES, read, write
-from probhard.cli.project import INFEASIBLE
 from probhard.errors import ParameterError, check_choice
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.evaluation import CHUNK, incoherence

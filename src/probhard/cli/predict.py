@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import Certificate, sha256
-from probhard.cli.project import INFEASIBLE, PICTURES, _check_path
+from probhard.cli.certificate import INFEASIBLE, Certificate, check_path, sha256
+from probhard.cli.project import PICTURES
 from probhard.cli.stored import BUDGET, Job, Law
 from probhard.cli.train import CONFIG, GRID, MODEL, TRAINED_ON
 from probhard.errors import ParameterError
@@ -37,9 +37,9 @@ def predict(
     import yaml
 
     path = inputs.with_name(f"{inputs.stem}-predicted.npz") if output is None else output
-    _check_path(path, "--output", (".npz",), inputs)
+    check_path(path, "--output", (".npz",), inputs)
     if figure is not None:
-        _check_path(figure, "--figure", PICTURES, inputs)
+        check_path(figure, "--figure", PICTURES, inputs)
     samples, model = _trained(run, inputs)
     cells, step = samples.cells, model.method.inference
     source = {"input": inputs.name, "input_sha256": sha256(inputs), "model_sha256": sha256(run / MODEL)}

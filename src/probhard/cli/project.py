@@ -10,14 +10,13 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import Certificate, sha256
+from probhard.cli.certificate import INFEASIBLE, Certificate, check_path, sha256
 from probhard.cli.stored import Job, Law
 from probhard.errors import ParameterError
 from probhard.fields import Cells, read_fields, write_npz
 from probhard.projection import DPPL
 from probhard.spec import Data, cells_from, read_spec
 
-INFEASIBLE = 3  # exit status if any point is
 PICTURES = (".png", ".pdf", ".svg")
 
 
@@ -37,9 +36,9 @@ def project(
 ) -> None:
     """Make a trained model's fields feasible, certified."""
     path = fields.with_name(f"{fields.stem}-projected.npz") if output is None else output
-    _check_path(path, "--output", (".npz",), fields)
+    check_path(path, "--output", (".npz",), fields)
     if figure is not None:
-        _check_path(figure, "--figure", PICTURES, fields)
+        check_path(figure, "--figure", PICTURES, fields)
     arrays, spec = read_fields(fields), read_spec(constraints)
     law = Law.of(arrays)
     cells = cells_from(spec, arrays, law.mean.shape, grid_dims)
@@ -76,15 +75,6 @@ def project(
     typer.echo(f"{certificate.table()}\nFields: {path}\nCertificate: {path.with_suffix('.json')}")
     if not certificate.feasible:
         raise typer.Exit(INFEASIBLE)
-
-
-def _check_path(path: Path, option: str, suffixes: tuple[str, ...], source: Path) -> None:
-    if path.suffix not in suffixes or not path.parent.is_dir() or path.resolve() == source.resolve():
-        raise ParameterError(
-            f"{option} {path} cannot be written.",
-            f"It must end in {' or '.join(suffixes)}, lie in a folder that exists, and not be the input.",
-            "Pass another path.",
-        )
 
 
 def picture(path: Path, job: Job, results: dict[str, np.ndarray]) -> None:

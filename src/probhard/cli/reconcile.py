@@ -18,16 +18,15 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import TOLERANCE, Certificate, sha256
+from probhard.cli.certificate import INFEASIBLE, TOLERANCE, Certificate, check_path, sha256
 from probhard.cli.frames import SUFFIXES, numeric, read, write
-from probhard.cli.project import INFEASIBLE, _check_path
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.executors import executor
 from probhard.forecasting.data import require
 from probhard.forecasting.distributed import reconcile as distributed
 from probhard.forecasting.evaluation import incoherence
-from probhard.forecasting.frames import _named, _numbers
+from probhard.forecasting.frames import named_hierarchy, numbers
 from probhard.forecasting.nixtla import TOTAL, Columns, split, tree
 from probhard.forecasting.reconciliation import CHUNK, Forecasts, Reconciled, Reconciliation
 
@@ -62,7 +61,7 @@ def reconcile(
 ) -> None:
     """Make anyone's forecasts coherent, certified."""
     path = forecasts.with_name(f"{forecasts.stem}-reconciled{forecasts.suffix}") if output is None else output
-    _check_path(path, "--output", SUFFIXES, forecasts)
+    check_path(path, "--output", SUFFIXES, forecasts)
     key_columns = [] if keys is None else [key.strip() for key in keys.split(",")]
     frame = read(forecasts, [ID, STAMP, *key_columns])
     table = Table.of(frame, key_columns, None if summing is None else read(summing, [ID]))
@@ -129,7 +128,7 @@ class Table:
                 f"Rename a column; there are {list(frame.columns)}.",
             )
         if summing is not None:
-            hierarchy, columns = _named(summing, None, ID), {}
+            hierarchy, columns = named_hierarchy(summing, None, ID), {}
             nodes: list[tuple[str, ...]] = [(name,) for name in hierarchy.names or ()]
             rows: list[tuple[str, ...]] = [(name,) for name in frame[ID].astype(str)]
             made = set(rows) <= set(nodes[hierarchy.aggregates :])
@@ -178,7 +177,7 @@ class Table:
         self._check_column(column)
         table = np.full((len(self.stamps), self.hierarchy.variables), np.nan)
         node = self.place[2] + self.bottoms_only * self.hierarchy.aggregates
-        table[self.place[1], node] = _numbers(nw.from_native(self.frame[column], series_only=True))
+        table[self.place[1], node] = numbers(nw.from_native(self.frame[column], series_only=True))
         return table
 
     def _check_column(self, column: str) -> None:

@@ -29,7 +29,14 @@ import torch
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.executors import Executor
-from probhard.forecasting.reconciliation import CHUNK, Forecasts, Reconciled, Reconciliation, _everywhere, _mean
+from probhard.forecasting.reconciliation import (
+    CHUNK,
+    Forecasts,
+    Reconciled,
+    Reconciliation,
+    everywhere,
+    mean_of_feasible,
+)
 from probhard.metric import DiagonalMetric
 from probhard.projection import DPPL
 from probhard.structure.local import child_sets
@@ -85,7 +92,7 @@ def reconcile(
 def _by_step(rules: Reconciliation, base: Forecasts, pool: Executor) -> Reconciled:
     """Groups of steps apart."""
     result, shape = _empty(base, rules.upper is None and not rules.nonnegative), base.shape
-    upper, fixed = (None if x is None else _everywhere(x, np.nan, shape) for x in (rules.upper, rules.fixed))
+    upper, fixed = (None if x is None else everywhere(x, np.nan, shape) for x in (rules.upper, rules.fixed))
 
     def pieces() -> Iterator[tuple[np.ndarray, Forecasts, np.ndarray | None, np.ndarray | None]]:
         for steps in np.array_split(np.arange(shape[0]), min(shape[0], SHARES * pool.workers)):
@@ -213,7 +220,7 @@ def _by_subtree(rules: Reconciliation, base: Forecasts, pool: Executor, parent: 
     if result.spread is not None:
         np.sqrt(result.spread, out=result.spread)
     if base.mean is None and result.draws is not None:
-        result.mean[:] = _mean(result.draws)
+        result.mean[:] = mean_of_feasible(result.draws)
     result.constraints.append((steps, rules.hierarchy))
     return result
 

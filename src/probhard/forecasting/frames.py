@@ -51,11 +51,11 @@ def from_frame(
         table, hierarchy, labels = _keyed(table, keys)
     else:
         _check_columns(table, [id_col])
-        hierarchy, labels = _named(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
+        hierarchy, labels = named_hierarchy(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
     _check_columns(table, [time_col, target_col])
     periods = _periods(table.get_column(time_col), freq)
     index = require("pandas", "from_frame").period_range(periods.min(), periods.max())
-    values = _spread(labels, periods, _numbers(table.get_column(target_col)), hierarchy, index, on_gap)
+    values = _spread(labels, periods, numbers(table.get_column(target_col)), hierarchy, index, on_gap)
     if nonnegative and (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
         raise ParameterError(
@@ -135,7 +135,7 @@ def _keyed(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -> tuple[A
     return table, hierarchy, ["/".join(part) for part in parts]
 
 
-def _named(S: Any, tags: Mapping[str, Sequence[str]] | None, id_col: str) -> Hierarchy:
+def named_hierarchy(S: Any, tags: Mapping[str, Sequence[str]] | None, id_col: str) -> Hierarchy:
     """The hierarchy of Nixtla's ``S_df`` (dense or ``SMatrix``) and tags, or of an array whose rows the tags name."""
     if S is None:
         if tags is None:
@@ -171,7 +171,8 @@ def _name(hierarchy: Hierarchy, column: int) -> str:
     return str(column) if hierarchy.names is None else hierarchy.names[column]
 
 
-def _numbers(column: Any) -> np.ndarray:
+def numbers(column: Any) -> np.ndarray:
+    """A column of numbers as an array."""
     if not column.dtype.is_numeric():
         raise ParameterError(
             f"The column {column.name!r} holds {column.dtype}, not numbers.",

@@ -232,7 +232,7 @@ class Reconciliation:
     def constraint(self, steps: np.ndarray, shape: tuple[int, int]) -> Constraint:
         """What these of H steps must obey; the same nodes must be fixed in all of them."""
         found: Constraint = self.hierarchy
-        value = _everywhere(self.fixed, np.nan, shape)[steps]
+        value = everywhere(self.fixed, np.nan, shape)[steps]
         nodes = np.flatnonzero(~np.isnan(value[0]))
         if len(nodes):
             rows = sp.csr_array(sp.eye_array(shape[1], format="csr")[nodes])
@@ -241,7 +241,7 @@ class Reconciliation:
 
     def _bounds(self, steps: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper bounds of some steps, (k, n)."""
-        upper = _everywhere(self.upper, np.inf, shape)[steps]
+        upper = everywhere(self.upper, np.inf, shape)[steps]
         upper = np.where(np.isnan(upper), np.inf, upper)
         return np.full_like(upper, 0.0 if self.nonnegative else -np.inf), upper
 
@@ -257,7 +257,7 @@ class Reconciliation:
         """The steps in groups that have the same fixed nodes."""
         if self.fixed is None:
             return [np.arange(shape[0])] if shape[0] else []
-        free = np.isnan(_everywhere(self.fixed, np.nan, shape))
+        free = np.isnan(everywhere(self.fixed, np.nan, shape))
         group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
         return [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
 
@@ -292,7 +292,7 @@ class Reconciliation:
             at = np.ix_(part, steps)
             result.draws[at] = self._project(result.before[at], bounds, constraint, layer)
         if base.mean is None:
-            result.mean[steps] = _mean(result.draws[:, steps])
+            result.mean[steps] = mean_of_feasible(result.draws[:, steps])
         elif base.stddev is not None and result.spread is not None:
             law = torch.from_numpy(base.mean[steps]), torch.from_numpy(base.stddev[steps])
             result.spread[steps] = layer(law, constraint).scale.numpy()
@@ -309,7 +309,7 @@ class Reconciliation:
         return torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan).numpy()
 
 
-def _everywhere(value: Any, missing: float, shape: tuple[int, int]) -> np.ndarray:
+def everywhere(value: Any, missing: float, shape: tuple[int, int]) -> np.ndarray:
     """A number, (n,) or (H, n) for every step and series."""
     array = np.asarray(missing if value is None else value, dtype=np.float64)
     try:
@@ -322,7 +322,7 @@ def _everywhere(value: Any, missing: float, shape: tuple[int, int]) -> np.ndarra
         ) from error
 
 
-def _mean(draws: np.ndarray) -> np.ndarray:
+def mean_of_feasible(draws: np.ndarray) -> np.ndarray:
     """The mean of the draws that are feasible, (k, n); NaN where none is."""
     count = (~np.isnan(draws)).sum(0)
     return np.where(count > 0, np.nansum(draws, 0) / np.maximum(count, 1), np.nan)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from probhard.jit import Array, compiled
-from probhard.structure.kernels import LANES, TINY, Numbers, _load, _store
-from probhard.structure.sweeps import Program, _ratio
+from probhard.structure.kernels import LANES, TINY, Numbers, load, store
+from probhard.structure.sweeps import Program, ratio
 
 # Of a fixed W: the rows' keep, give, p and (k_x keep)^2 (all 0 or 1 at a root), then of each inside variable
 # g, k^2, (t g)^2 and (p g)^2.
@@ -35,15 +35,15 @@ def gains(program: Program, w: Array) -> Gains:
         x, p = up[r], up_coefficient[r]
         if x >= 0:
             pivot = total[r] + p * p * w[x]
-            keep[r], give[r], coupling[r] = total[r] / pivot if pivot > 0.0 else 1.0, _ratio(p * w[x], pivot), p
-            v[x] = _ratio(w[x] * total[r], pivot)
+            keep[r], give[r], coupling[r] = total[r] / pivot if pivot > 0.0 else 1.0, ratio(p * w[x], pivot), p
+            v[x] = ratio(w[x] * total[r], pivot)
     for r in range(q - 1, -1, -1):
         x, p = max(up[r], 0), coupling[r]
         left = 1.0 - p * k[x] * give[r]
         own[r] = (k[x] * keep[r]) ** 2
         for t in range(start[r], start[r + 1]):
             i, c = variable[t], coefficient[t]
-            share[t] = _ratio(c * v[i], total[r])
+            share[t] = ratio(c * v[i], total[r])
             k[i] = 1.0 - left * c * share[t]
             kept[t], others[t], above[t] = k[i] ** 2, (left * share[t]) ** 2, (p * share[t]) ** 2
     return keep, give, coupling, own, share, kept, others, above
@@ -171,10 +171,10 @@ def project(program: Program, gains: Gains, z: Numbers, b: Numbers, out: Numbers
     n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
     point, gap, right = np.empty((n, lanes)), np.empty((q, lanes)), np.empty((q, lanes))
     for first in range(0, z.shape[0], lanes):
-        _load(z, first, point)
-        _load(b, first, right)
+        load(z, first, point)
+        load(b, first, right)
         _project(program, gains, right, point, gap)
-        _store(point, first, out)
+        store(point, first, out)
 
 
 @compiled
@@ -183,10 +183,10 @@ def project_adjoint(program: Program, gains: Gains, of_mean: Numbers, of_z: Numb
     n, q, lanes = of_mean.shape[1], of_b.shape[1], min(LANES, of_mean.shape[0])
     of, gap, right = np.empty((n, lanes)), np.empty((q, lanes)), np.empty((q, lanes))
     for first in range(0, of_mean.shape[0], lanes):
-        _load(of_mean, first, of)
+        load(of_mean, first, of)
         _project_adjoint(program, gains, of, gap, right)
-        _store(of, first, of_z)
-        _store(right, first, of_b)
+        store(of, first, of_z)
+        store(right, first, of_b)
 
 
 @compiled
@@ -195,11 +195,11 @@ def scale(program: Program, gains: Gains, s: Numbers, out: Numbers) -> None:
     n, q, lanes = s.shape[1], len(program[1]), min(LANES, s.shape[0])
     given, h, rest, total = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes)), np.empty((q, lanes))
     for first in range(0, s.shape[0], lanes):
-        _load(s, first, given)
+        load(s, first, given)
         h[:] = given
         _variance(program, gains, given, h, total, rest)
         h[:] = np.sqrt(h)
-        _store(h, first, out)
+        store(h, first, out)
 
 
 @compiled
@@ -209,8 +209,8 @@ def scale_adjoint(program: Program, gains: Gains, scale: Numbers, of_scale: Numb
     of, root, rest, own_part = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
     total = np.empty((q, lanes))
     for first in range(0, scale.shape[0], lanes):
-        _load(of_scale, first, of)
-        _load(scale, first, root)
+        load(of_scale, first, of)
+        load(scale, first, root)
         of *= 0.5 * root / (root * root + TINY)
         _variance_adjoint(program, gains, of, rest, own_part, total)
-        _store(of, first, of_s)
+        store(of, first, of_s)

@@ -33,7 +33,7 @@ Program = tuple[Index, Index, Index, Index, Index, Index, Array, Array, Index, I
 
 
 @compiled
-def _load(source: Numbers, first: int, out: Numbers) -> None:
+def load(source: Numbers, first: int, out: Numbers) -> None:
     """Rows from ``first`` on of the source (batch, k) as lanes (k, lanes); lanes beyond the batch repeat its last."""
     for lane in range(out.shape[1]):
         at = min(first + lane, source.shape[0] - 1)
@@ -42,8 +42,8 @@ def _load(source: Numbers, first: int, out: Numbers) -> None:
 
 
 @compiled
-def _store(lanes: Numbers, first: int, out: Numbers) -> None:
-    """The inverse of ``_load``, as far as the batch goes."""
+def store(lanes: Numbers, first: int, out: Numbers) -> None:
+    """The inverse of ``load``, as far as the batch goes."""
     for lane in range(min(lanes.shape[1], out.shape[0] - first)):
         for i in range(out.shape[1]):
             out[first + lane, i] = lanes[i, lane]
@@ -196,10 +196,10 @@ def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers
     lanes = min(LANES, x.shape[0])
     points, found = np.empty((x.shape[1], lanes), x.dtype), np.empty((out.shape[1], lanes), x.dtype)
     for first in range(0, x.shape[0], lanes):
-        _load(x, first, points)
+        load(x, first, points)
         found[:] = 0
         _product(row, column, value, points, found)
-        _store(found, first, out)
+        store(found, first, out)
 
 
 @compiled
@@ -211,12 +211,12 @@ def factorise(program: Program, weight: Array, lanes: int) -> tuple[Array, Array
     factor, pivots = np.empty((chunks, len(row), lanes)), np.empty((count, len(start) - 1))
     w, scratch = np.empty((n, lanes)), np.empty((len(start), lanes))
     for c in range(chunks):
-        _load(weight, c * lanes, w)
+        load(weight, c * lanes, w)
         _assemble(program, w, factor[c])
         _eliminate(program, factor[c], scratch)
         for p in range(len(start) - 1):
             scratch[p] = factor[c, start[p]]
-        _store(scratch, c * lanes, pivots)
+        store(scratch, c * lanes, pivots)
     return factor, pivots
 
 
@@ -228,9 +228,9 @@ def solve(program: Program, factor: Array, right: Array) -> Array:
     out, r = np.empty((samples, count, rows)), np.empty((rows, lanes))
     for c in range((count + lanes - 1) // lanes):
         for s in range(samples):
-            _load(right[s], c * lanes, r)
+            load(right[s], c * lanes, r)
             _substitute(program, factor[c % chunks], r)
-            _store(r, c * lanes, out[s])
+            store(r, c * lanes, out[s])
     return out
 
 
@@ -244,21 +244,21 @@ def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tu
     inverse, work, r = np.empty((entries, lanes)), np.empty((3, n, lanes)), np.empty((rows, lanes))
     point, weight, pull = work[0], work[1], work[2]
     for c in range(chunks):
-        _load(z, c * lanes, point)
-        _load(w, c * lanes, weight)
-        _load(b, c * lanes, r)
+        load(z, c * lanes, point)
+        load(w, c * lanes, weight)
+        load(b, c * lanes, r)
         r *= -1.0
         _product(row, variable, value, point, r)
         _substitute(program, factor[c], r)
-        _store(r, c * lanes, multiplier)
+        store(r, c * lanes, multiplier)
         pull[:] = 0.0
         _product(variable, row, value, r, pull)
         point -= weight * pull
-        _store(point, c * lanes, mean)
+        store(point, c * lanes, mean)
         _invert(program, factor[c], inverse)
         _forms(program, inverse, pull)
         point[:] = np.sqrt(np.maximum(weight - weight * weight * pull, 0.0))
-        _store(point, c * lanes, scale)
+        store(point, c * lanes, scale)
     return mean, scale, multiplier
 
 
@@ -281,23 +281,23 @@ def moments_adjoint(
     weight, up, down, pull, out = work[0], work[1], work[2], work[3], work[4]
     r, scratch = np.empty((rows, lanes)), np.empty((rows, lanes))
     for c in range(chunks):
-        _load(w, c * lanes, weight)
-        _load(multiplier, c * lanes, r)
+        load(w, c * lanes, weight)
+        load(multiplier, c * lanes, r)
         pull[:] = 0.0
         _product(variable, row, value, r, pull)  # A^T m
-        _load(of_mean, c * lanes, up)
+        load(of_mean, c * lanes, up)
         out[:] = weight * up
         r[:] = 0.0
         _product(row, variable, value, out, r)
         _substitute(program, factor[c], r)
-        _store(r, c * lanes, of_b)
+        store(r, c * lanes, of_b)
         down[:] = 0.0
         _product(variable, row, value, r, down)  # A^T y
         up -= down
         out[:] = -pull * up
-        _store(up, c * lanes, of_z)
-        _load(of_scale, c * lanes, up)
-        _load(scale, c * lanes, down)
+        store(up, c * lanes, of_z)
+        load(of_scale, c * lanes, up)
+        load(scale, c * lanes, down)
         _invert(program, factor[c], inverse)  # again, which takes no longer than to keep it
         _forms(program, inverse, pull)
         up *= 0.5 * down / (down * down + TINY)  # the gradient of v, 0 where v is 0
@@ -307,5 +307,5 @@ def moments_adjoint(
         _differentiate(program, factor[c], inverse, g, scratch)
         _forms(program, g, pull)
         out += pull
-        _store(out, c * lanes, of_w)
+        store(out, c * lanes, of_w)
     return of_z, of_w, of_b

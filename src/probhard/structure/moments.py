@@ -25,7 +25,7 @@ from probhard.structure.base import plain as plain_tensor
 Plain = Callable[..., tuple[Tensor, Tensor]]
 
 
-def _twice(plain: Plain, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, Tensor]) -> list[Tensor | None]:
+def twice(plain: Plain, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, Tensor]) -> list[Tensor | None]:
     """Gradients that can be differentiated again, through the plain formulas."""
     wanted = [x for x in inputs if x.requires_grad]
     with torch.enable_grad():
@@ -88,7 +88,7 @@ class ObliqueMoments(torch.autograd.Function):
         z, w, b, a, multiplier, mass, scale = ctx.saved_tensors
         of_mean, of_scale = gradients
         if torch.is_grad_enabled():
-            return (*_twice(ctx.plain, (z, w, b), (of_mean, of_scale)), None, None)
+            return (*twice(ctx.plain, (z, w, b), (of_mean, of_scale)), None, None)
         if mass.dtype == torch.float64 and _by_kernel(of_mean, of_scale, scale, a):
             of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(b.shape)
             given = (matrix(w), vector(a), vector(multiplier), vector(mass), matrix(scale), matrix(of_mean))
@@ -136,7 +136,7 @@ class FixedMoments(torch.autograd.Function):
         z, s, b, a, gain, scale = ctx.saved_tensors
         of_mean, of_scale = gradients
         if torch.is_grad_enabled():
-            return (*_twice(ctx.plain, (z, s, b), (of_mean, of_scale)), None, None, None)
+            return (*twice(ctx.plain, (z, s, b), (of_mean, of_scale)), None, None, None)
         if _by_kernel(of_mean, of_scale, scale, a):
             of_z, of_s, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(b.shape)
             given = (vector(a), matrix(gain), matrix(scale), matrix(of_mean), matrix(of_scale))

@@ -29,7 +29,7 @@ from probhard.structure import kernels
 from probhard.structure.base import CACHES, Factor, Mapped, SparseMap, plain
 from probhard.structure.dense import DenseRows, cholesky_solve
 from probhard.structure.elimination import Assembly, Plan, gather_sum, lift, plan_elimination
-from probhard.structure.moments import _twice, matrix
+from probhard.structure.moments import matrix, twice
 
 DENSE_LIMIT = 20_000_000  # entries of A up to which compiled code may hold it densely
 KERNEL_BLOCK = 64  # rows of a dense rest up to which the kernels are faster than LAPACK
@@ -229,7 +229,7 @@ class KernelMoments(torch.autograd.Function):
         z, w, b, scale, multiplier = ctx.saved_tensors
         factor, (of_mean, of_scale) = ctx.factor, gradients
         if torch.is_grad_enabled() or not plain(of_mean):
-            return (*_twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
+            return (*twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
         sources = (matrix(w), multiplier.numpy(), matrix(scale), matrix(of_mean), matrix(of_scale))
         found = kernels.moments_adjoint(factor.structure.program, factor.columns, *sources)
         of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in found)

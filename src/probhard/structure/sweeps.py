@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from probhard.jit import Array, compiled
-from probhard.structure.kernels import LANES, TINY, Index, Numbers, _load, _store
+from probhard.structure.kernels import LANES, TINY, Index, Numbers, load, store
 
 # Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
 # coefficient; then the inside variables and their coefficients.
@@ -32,7 +32,7 @@ M, S, U, HAT = range(4)  # planes of ``nodes`` (4, n, lanes): m, v, u and hat v;
 
 
 @compiled
-def _ratio(x: float, y: float) -> float:
+def ratio(x: float, y: float) -> float:
     """Quotient that is 0 where y is 0."""
     return x / y if y > 0.0 else 0.0
 
@@ -56,7 +56,7 @@ def _upward(program: Program, b: Array, nodes: Array, rows: Array) -> None:
             for k in range(lanes):
                 z, w, total = nodes[M, x, k], nodes[S, x, k], rows[V, r, k]
                 pivot = total + p * p * w
-                nodes[S, x, k] = _ratio(w * total, pivot)
+                nodes[S, x, k] = ratio(w * total, pivot)
                 nodes[M, x, k] = (total * z + p * w * rows[GAP, r, k]) / pivot if pivot > 0.0 else z
 
 
@@ -71,7 +71,7 @@ def _downward(program: Program, nodes: Array, rows: Array) -> None:
             i, c = variable[t], coefficient[t]
             for k in range(lanes):
                 own = nodes[S, i, k]
-                share = _ratio(c * own, rows[V, r, k])
+                share = ratio(c * own, rows[V, r, k])
                 nodes[U, i, k] = nodes[M, i, k] + share * (rows[GAP, r, k] - p * nodes[U, x, k])
                 known = max(own * (1.0 - c * share), 0.0)
                 nodes[HAT, i, k] = known + p * p * share * share * nodes[HAT, x, k]
@@ -83,15 +83,15 @@ def moments(program: Program, z: Numbers, w: Numbers, b: Numbers, mean: Numbers,
     n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
     nodes, rows, right = np.empty((4, n, lanes)), np.empty((4, q, lanes)), np.empty((q, lanes))
     for first in range(0, z.shape[0], lanes):
-        _load(z, first, nodes[M])
-        _load(w, first, nodes[S])
-        _load(b, first, right)
+        load(z, first, nodes[M])
+        load(w, first, nodes[S])
+        load(b, first, right)
         nodes[U], nodes[HAT] = nodes[M], nodes[S]  # of variables in no row
         _upward(program, right, nodes, rows)
         _downward(program, nodes, rows)
         nodes[HAT] = np.sqrt(nodes[HAT])
-        _store(nodes[U], first, mean)
-        _store(nodes[HAT], first, scale)
+        store(nodes[U], first, mean)
+        store(nodes[HAT], first, scale)
 
 
 @compiled
@@ -109,10 +109,10 @@ def _downward_adjoint(program: Program, nodes: Array, rows: Array, of: Array) ->
             for k in range(lanes):
                 own, total, above = nodes[S, i, k], rows[V, r, k], p * p * nodes[HAT, x, k]
                 of_u, of_hat = of[U, i, k], of[HAT, i, k]
-                share = _ratio(c * own, total)
+                share = ratio(c * own, total)
                 left = rows[GAP, r, k] - p * nodes[U, x, k]
                 of_share = left * of_u + of_hat * (2.0 * share * above - c * own)
-                slope = _ratio(of_share, total)
+                slope = ratio(of_share, total)
                 of[M, i, k] = of_u
                 of[S, i, k] = of_hat * (1.0 - c * share) + c * slope
                 rows[OF_V, r, k] -= slope * share
@@ -134,8 +134,8 @@ def _upward_adjoint(program: Program, nodes: Array, rows: Array, first: Array, o
                 z, w, total, gap = first[0, x, k], first[1, x, k], rows[V, r, k], rows[GAP, r, k]
                 pivot = total + p * p * w
                 of_m, of_v = of[M, x, k], of[S, x, k]
-                keep, give = _ratio(total, pivot), _ratio(p * w, pivot)
-                slope = _ratio(of_m, pivot)
+                keep, give = ratio(total, pivot), ratio(p * w, pivot)
+                slope = ratio(of_m, pivot)
                 rows[OF_V, r, k] += of_v * give * give + slope * (z - nodes[M, x, k])
                 rows[OF_GAP, r, k] += of_m * give
                 of[M, x, k] = of_m * keep if pivot > 0.0 else of_m
@@ -166,18 +166,18 @@ def moments_adjoint(
     nodes, of, given = np.empty((4, n, lanes)), np.empty((4, n, lanes)), np.empty((2, n, lanes))
     rows, right = np.empty((4, q, lanes)), np.empty((q, lanes))
     for first in range(0, z.shape[0], lanes):
-        _load(z, first, given[0])
-        _load(w, first, given[1])
-        _load(b, first, right)
+        load(z, first, given[0])
+        load(w, first, given[1])
+        load(b, first, right)
         nodes[M], nodes[S], nodes[U], nodes[HAT] = given[0], given[1], given[0], given[1]
         _upward(program, right, nodes, rows)  # again, which takes no longer than to keep it
         _downward(program, nodes, rows)
-        _load(of_mean, first, of[U])
-        _load(of_scale, first, of[HAT])
+        load(of_mean, first, of[U])
+        load(of_scale, first, of[HAT])
         of[HAT] *= 0.5 * np.sqrt(nodes[HAT]) / (nodes[HAT] + TINY)  # the gradient of hat v, 0 where it is 0
         of[M], of[S] = of[U], of[HAT]  # of variables in no row
         _downward_adjoint(program, nodes, rows, of)
         _upward_adjoint(program, nodes, rows, given, of, right)
-        _store(of[M], first, of_z)
-        _store(of[S], first, of_w)
-        _store(right, first, of_b)
+        store(of[M], first, of_z)
+        store(of[S], first, of_w)
+        store(right, first, of_b)

@@ -10,7 +10,7 @@ from torch import Tensor
 from probhard.covariance import safe_sqrt
 from probhard.structure import fixed_sweeps, sweeps
 from probhard.structure.base import plain
-from probhard.structure.moments import _twice, matrix
+from probhard.structure.moments import matrix, twice
 
 if TYPE_CHECKING:
     from probhard.structure.tree import Tree, TreeFactor
@@ -93,7 +93,7 @@ class Moments(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         z, w, b = ctx.saved_tensors
         if torch.is_grad_enabled() or not all(map(plain, gradients)):
-            return (*_twice(ctx.tree.plain_moments, (z, w, b), gradients), None)
+            return (*twice(ctx.tree.plain_moments, (z, w, b), gradients), None)
         right = _matched(b, z)
         of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
         given = (matrix(z), matrix(w), matrix(right), matrix(gradients[0]), matrix(gradients[1]))
