@@ -136,7 +136,7 @@ def _tests(lines: Sequence[Line]) -> list[str]:
         cells = []
         for dataset in DATASETS:
             left = [other for other in others if not _beats(lines, method, other, dataset)]
-            cells.append(", ".join(left) or "none")
+            cells.append((", ".join(left) or "none") if _by_origin(lines, method, dataset) else "")
         text.append(f"| {method} | {' | '.join(cells)} |")
     return text
 
