@@ -64,6 +64,23 @@ def test_tvd_keeps_profiles_and_draws_them(tmp_path: Path) -> None:
     assert (tmp_path / "quick" / "tvd.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(tables.Figure, "suptitle", lambda self, title: titles.append(title))
+    curve = {"exact": [1.0, 1.0, 0.0], "mean": [1.0, 0.9, 0.0], "stddev": [0.0, 0.1, 0.0], "negative": 0.0}
+
+    def line(method: str, epochs: int, seed: int = 0) -> dict:
+        about = {"score": "crps", "outside_bounds": 0.0, "profile": curve}
+        return {"method": method, "epochs": epochs, "seed": seed, **about}
+
+    lines = [line("base", 150), line("probhard-or", 150), line("probhard-or", 500)]
+    path = tmp_path / "f.png"
+    assert tables.profiles(path, lines, "Front", ["base", "probhard-or"]) == [path]
+    assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"]) == [path]
+    assert tables.profiles(path, lines, "Front", ["hardc"]) == []
+    assert titles == ["Front; 150 epochs", "Front; 500 epochs"]
+
+
 def test_unknown_tables_are_named(capsys: pytest.CaptureFixture) -> None:
     assert main(["bench", "pde-cubic"]) == 2
     assert "pde-linear" in capsys.readouterr().err

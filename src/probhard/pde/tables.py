@@ -197,11 +197,18 @@ def _unit(unit: float) -> str:
 
 
 def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[str]) -> list[Path]:
-    """Mean and 3 standard deviations near the front, one panel per method; nothing if the lines hold no profile."""
-    found = {line["method"]: line for line in lines if "profile" in line and line["score"] == "crps"}
-    shown = [method for method in methods if method in found]
-    if not shown:
+    """Mean and 3 standard deviations near the front, one panel per method; nothing if the lines hold no profile.
+
+    All panels are of one seed and number of epochs: those with the most methods, then the longest, then the first seed.
+    """
+    alike: dict[tuple[int, int], dict[str, Line]] = {}
+    for line in lines:
+        if "profile" in line and line["score"] == "crps" and line["method"] in methods:
+            alike.setdefault((line["epochs"], -line["seed"]), {})[line["method"]] = line
+    if not alike:
         return []
+    (epochs, _), found = max(alike.items(), key=lambda item: (len(item[1]), item[0]))
+    shown = [method for method in methods if method in found]
     figure = Figure(figsize=(3.4 * len(shown), 6.4), dpi=110, layout="constrained")
     axes = figure.subplots(2, len(shown), squeeze=False, sharey="row")
     for column, method in enumerate(shown):
@@ -226,7 +233,7 @@ def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[st
     axes[0][0].set(ylabel="u")
     axes[1][0].set(ylabel="standard deviation of the draws", ylim=(0, None))  # once all panels are drawn
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle(title)
+    figure.suptitle(f"{title}; {epochs} epochs")
     figure.savefig(path)
     return [path]
 
