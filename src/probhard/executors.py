@@ -122,7 +122,7 @@ class JoblibExecutor(Executor):
         with self._lock:
             if self._ending:
                 raise CancelledError
-            pool = self._loky.ProcessPoolExecutor(1, env=THREADS | memory.ENVIRONMENT)
+            pool = self._loky.ProcessPoolExecutor(1, env=THREADS | memory.environment())
             self._made.append(pool)
             return pool
 

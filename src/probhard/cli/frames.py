@@ -12,7 +12,14 @@ from typing import Any
 from probhard.errors import ParameterError
 from probhard.forecasting.data import require
 
-SUFFIXES = (".csv", ".parquet")
+WRITTEN = {  # what a file must be, and what to do where it is not
+    ".csv": (
+        "It must be text in UTF-8, a row a line, its columns separated by commas, semicolons or tabs.",
+        'Save it again as "CSV UTF-8", with as many values in each row as there are columns.',
+    ),
+    ".parquet": ("It must be a whole file as pandas or polars write it.", "Write it again."),
+}
+SUFFIXES = tuple(WRITTEN)
 SEPARATORS = (",", ";", "\t")
 LOOKED_AT = 100  # lines that say how numbers are written
 
@@ -30,9 +37,7 @@ def read(path: Path, texts: Sequence[str]) -> Any:
     except (ValueError, OSError) as error:
         raise ParameterError(
             f"{path} cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
-            "A .csv file is text in UTF-8, a row a line, its columns separated by commas, semicolons or tabs; a "
-            ".parquet file is what pandas or polars write.",
-            'Save it again as "CSV UTF-8", with as many values in each row as there are columns.',
+            *WRITTEN[path.suffix],
         ) from error
 
 
