@@ -28,6 +28,7 @@ from probhard.forecasting.data import HierarchicalData, require, summed
 
 MODELS = {"ets": "AutoETS", "arima": "AutoARIMA"}
 ROWS = ("naivebu", "mint", "bu-normal", "mint-normal", "permbu-mint")
+LONG = 150  # rows; beyond, AutoARIMA compares orders by conditional sums of squares, as R's auto.arima does by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +58,9 @@ def base_forecast(data: HierarchicalData, horizon: int, model: str = "ets") -> B
     order = np.lexsort((steps, series))
     steps, series = steps[order], series[order]
     frame = pandas.DataFrame({"unique_id": series, "ds": steps, "y": data.values[steps, series]})
-    engine = statsforecast.StatsForecast(
-        models=[getattr(models, MODELS[model])(season_length=data.season, alias="model")], freq=1, n_jobs=1
-    )
+    search = {"approximation": len(data.index) > LONG} if model == "arima" else {}
+    automatic = getattr(models, MODELS[model])(season_length=data.season, alias="model", **search)
+    engine = statsforecast.StatsForecast(models=[automatic], freq=1, n_jobs=1)
     table = engine.forecast(df=frame, h=horizon, level=[90], fitted=True)
     inside = engine.forecast_fitted_values()
     count = len(data.names)
