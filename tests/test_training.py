@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,21 @@ def test_longer_schedules_go_on_from_shorter_ones(tmp_path):
     trained(schedule=Schedule(3, **constant), directory=tmp_path)
     longer = Schedule(6, **constant)
     assert_same(trained(schedule=longer, directory=tmp_path), trained(schedule=longer))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 1}, "another seed"),
+        ({"trainee": model("probconserv")}, "another method"),
+        ({"schedule": replace(SCHEDULE, lr=2e-2, halvings=2)}, "another lr and halvings"),
+        ({"schedule": replace(SCHEDULE, epochs=2)}, "6 epochs"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(tmp_path, change, named):
+    trained(directory=tmp_path)
+    with pytest.raises(ph.ParameterError, match=named):
+        trained(directory=tmp_path, **change)
 
 
 def test_training_stops_early_and_stays_stopped(tmp_path):

@@ -117,13 +117,15 @@ def fit(
         validation: The same, to choose the best epoch.
         schedule: Epochs, batch size, learning rate.
         seed: Of the order of the data and of what is drawn in training; weights come with the model.
-        directory: Keeps checkpoints here and goes on from the last one found; None keeps none.
+        directory: Keeps checkpoints here and goes on from the last one found, which must be of the same method, seed,
+            schedule (but for ``epochs`` and ``patience``) and number of samples; None keeps none.
         progress: Show a progress bar.
         devices: Processes (gloo on CPU, nccl on CUDA), each of which runs the calling script.
         **trainer: Options of ``lightning.Trainer``.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        keeper = _Keeper(Path(scratch if directory is None else directory), schedule.patience)
+        task = Task(model.train(), train, validation, schedule, seed)
+        keeper = _Keeper(Path(scratch if directory is None else directory), schedule, task.settings())
         bar = [TQDMProgressBar(leave=False)] if progress else []
         options: dict[str, Any] = {
             "max_epochs": schedule.epochs,
@@ -139,7 +141,6 @@ def fit(
             "gradient_clip_val": schedule.clip,
             "default_root_dir": keeper.folder,
         }
-        task = Task(model.train(), train, validation, schedule, seed)
         last = keeper.folder / "last.ckpt"
         with quiet_training():
             runner = pl.Trainer(**{**options, **trainer})
@@ -184,6 +185,12 @@ class Task(pl.LightningModule):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Read the weights of the model."""
         return self.model.load_state_dict(*args, **kwargs)
+
+    def settings(self) -> dict[str, Any]:
+        """What a run must share with the one that it goes on with, as plain values."""
+        schedule = {name: value for name, value in vars(self.schedule).items() if name not in ("epochs", "patience")}
+        samples = [len(data) for data in self.data.values()]  # type: ignore[arg-type]
+        return {"method": self.model.method.record(), "seed": self.seed, **schedule, "number of samples": samples}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, fused where it can be: complex weights cannot."""
@@ -274,8 +281,8 @@ def _collate(data: Dataset) -> Any:
 class _Keeper(Checkpoint):
     """The figures of every epoch, the state after the last and the weights of the best one, and when to stop."""
 
-    def __init__(self, folder: Path, patience: int | None) -> None:
-        self.folder, self.patience = folder, patience
+    def __init__(self, folder: Path, schedule: Schedule, settings: dict[str, Any]) -> None:
+        self.folder, self.schedule, self.settings = folder, schedule, settings
         self.rows: list[dict[str, float]] = []
         self.earlier, self.begun = 0.0, time.perf_counter()
 
@@ -294,7 +301,8 @@ class _Keeper(Checkpoint):
     def stopping(self) -> bool:
         """Whether there was no better epoch for long, or the weights are lost to a loss that is not finite."""
         stale = len(self.rows) - 1 - (-1 if self.best is None else self.best)
-        return (self.patience is not None and stale >= self.patience) or not math.isfinite(self.rows[-1][TRAIN])
+        patience = self.schedule.patience
+        return (patience is not None and stale >= patience) or not math.isfinite(self.rows[-1][TRAIN])
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.folder = trainer.strategy.broadcast(self.folder)
@@ -310,10 +318,19 @@ class _Keeper(Checkpoint):
         trainer.should_stop = self.stopping
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "seconds": self.seconds}
+        return {"rows": self.rows, "seconds": self.seconds, "settings": self.settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.earlier = list(state_dict["rows"]), state_dict.get("seconds", 0.0)
+        before = state_dict.get("settings", self.settings)
+        changed = [name for name, value in self.settings.items() if before.get(name) != value]
+        if changed or len(self.rows) > self.schedule.epochs:
+            other = f"another {' and '.join(changed)}" if changed else f"{len(self.rows)} epochs"
+            raise ParameterError(
+                f"{self.folder} holds a run with {other}.",
+                "A run goes on only with what it began with, and cannot be shortened.",
+                "Pass another directory, or remove this one.",
+            )
 
 
 @contextmanager
