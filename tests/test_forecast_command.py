@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from probhard.cli import main
+from probhard.family import student_t
 from probhard.forecasting import HierarchicalForecaster
 from probhard.forecasting import backtest as module
 from probhard.forecasting.forecaster import HierarchicalForecaster as Forecaster
@@ -225,6 +226,14 @@ def test_refusals(run: Any, capsys: pytest.CaptureFixture[str], options: list[st
         ("{horizons: 3}", "an option 'horizons'"),
         ("[1, 2]", "holds no options"),
         ("{hierarchy: 3}", "an option"),
+        ("{num_samples: many}", "num_samples is 'many'. It must be a whole number, at least 2"),
+        ("{batch_size: 2.5}", "batch_size is 2.5"),
+        ("{draws: 0.5}", "draws is 0.5"),
+        ("{hidden_size: 0}", "hidden_size is 0"),
+        ("{lr: fast}", "lr is 'fast'. It must be a number"),
+        ("{calibrate: 3}", "true or false"),
+        ("{upper: {Total: x}}", "numbers by the names of nodes"),
+        ("{family: student_t}", "student_t(5) with its degrees of freedom"),
     ],
 )
 def test_configurations_that_are_refused(
@@ -232,6 +241,29 @@ def test_configurations_that_are_refused(
 ) -> None:
     assert run(table(), *KEYS, config=config)[0] == 2
     assert message in capsys.readouterr().err
+
+
+def test_heavy_tails_by_name(run: Any, no_classical: None) -> None:
+    status, folder = run(table(), *KEYS, config=TINY[:-1] + ", family: student_t(5), lr: 1e-3}")
+    assert status == 0
+    assert json.loads((folder / "certificate.json").read_text())["network"]["family"] == "student-t, df 5"
+    assert HierarchicalForecaster.load(folder / "model").network["family"] == student_t(5.0)
+
+
+@pytest.mark.parametrize("spoilt", ["", "Total", "<aggregated>"])
+def test_rows_of_aggregates_are_not_counted_twice(run: Any, capsys: pytest.CaptureFixture[str], spoilt: str) -> None:
+    frame = table()
+    sums = frame.groupby("date", as_index=False)["sales"].sum().assign(state=spoilt, region=spoilt)
+    assert run(pd.concat([frame, sums]), *KEYS)[0] == 2
+    assert "would count twice" in capsys.readouterr().err
+
+
+def test_a_short_history_leaves_out_the_classical_row_only(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("statsforecast")
+    config = TINY.replace("context_length: 6", "context_length: 2, lags_seq: [1]")
+    status, _ = run(table(rows=7), "--keys", "state,region", "--horizon", "1", "--epochs", "1", config=config)
+    assert status == 0
+    assert "AutoETS could not be fitted to 6 rows" in capsys.readouterr().err
 
 
 def test_names_and_files_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:

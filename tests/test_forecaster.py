@@ -141,8 +141,9 @@ def test_smooth_series_are_told_from_seasonal_ones() -> None:
     drifting = frame().assign(y=1000 + 0.01 * frame()["y"])
     assert not module.smooth(seasonal)
     assert module.smooth(from_frame(drifting, ["state", "region"]))
-    assert fitted().changes is False
-    assert fitted(drifting).changes is True
+    made = fitted(drifting)
+    assert made.learns_changes is True
+    assert made.fit(frame()).learns_changes is False  # chosen anew
 
 
 def test_bases_without_projection_are_left_as_they_are() -> None:

@@ -56,6 +56,11 @@ def normal(name: str = "ETS", level: float = 80, spread: np.ndarray = SPREAD) ->
     return {name: MEAN, f"{name}-lo-{level:g}": MEAN - half, f"{name}-hi-{level:g}": MEAN + half}
 
 
+def spoilt(frame: Any, column: str, text: str) -> Any:
+    values = frame[column].astype(object).to_list()
+    return frame.assign(**{column: [*values[:4], text, *values[5:]]})
+
+
 def cube(frame: Any, column: str) -> np.ndarray:
     """A column as (draws, H, n)."""
     node = {node: i for i, node in enumerate(NODES)}
@@ -272,7 +277,7 @@ def test_certain_series_do_not_stop_the_others(run: Run) -> None:
         (lambda f: f[f.state != "VIC"].assign(ds="x")[1:], (), "at x"),
         (lambda f: pd.concat([f, f[:1]]), (), "2 rows for"),
         (lambda f: f[(f.state != "VIC") | (f.region == "")], (), "'VIC/' has no bottom node"),
-        (lambda f: f.assign(ETS=f.ETS.where(f.state != "NSW")), (), "NaN, infinite"),
+        (lambda f: f.assign(ETS=f.ETS.where(f.state != "NSW")), (), "'ETS' is nan in row"),
         (lambda f: f[["state", "region", "ds", "ETS"]], ("--level", "80"), "means alone"),
         (lambda f: f[["state", "region", "ds", "ETS"]], ("--metric", "oblique"), "without spreads"),
         (lambda f: f.drop(columns="region"), (), "no column 'region'"),
@@ -283,6 +288,10 @@ def test_certain_series_do_not_stop_the_others(run: Run) -> None:
         (lambda f: f, ("--fixed", "plan"), "no column 'plan'"),
         (lambda f: f, ("--level", "101"), "level 101"),
         (lambda f: f[["state", "region", "ds"]], (), "no column of numbers"),
+        (lambda f: f[["state", "region", "ds"]].assign(y=1.0), (), "'y' is what was seen"),
+        (lambda f: f.rename(columns={"ETS-lo-80": "ETS_lower"}), (), "'ETS_lower' is a quantile of an unknown"),
+        (lambda f: spoilt(f, "ETS-hi-80", "-"), (), "'ETS-hi-80' has the text '-' in row 5"),
+        (lambda f: spoilt(f, "ETS", "1,234"), (), "'ETS' has the text '1,234' in row 5"),
     ],
 )
 def test_refusals(
@@ -290,6 +299,44 @@ def test_refusals(
 ) -> None:
     assert run(change(long(normal())), "--keys", "state,region", *options)[0] == 2
     assert message in capsys.readouterr().err
+
+
+def test_names_of_others_for_quantiles_and_sums(run: Run) -> None:
+    _, plain, _ = run(long(normal()), "--keys", "state,region")
+    renamed = long(normal()).rename(columns={"ETS": "q50", "ETS-lo-80": "p10", "ETS-hi-80": "p90"})
+    for word in ("Total", "<aggregated>", "all"):
+        aggregated = renamed.assign(state=renamed.state.replace("", word), region=renamed.region.replace("", word))
+        status, out, certificate = run(aggregated.assign(cutoff=2023, note="NA"), "--keys", "state,region")
+        assert status == 0
+        for theirs, ours in (("q50", "ETS"), ("p10", "ETS-lo-80"), ("p90", "ETS-hi-80")):
+            np.testing.assert_allclose(out[theirs], plain[ours], rtol=1e-9)
+        assert set(out["state"]) == {word, "NSW", "VIC"}
+        assert set(out["cutoff"]) == {2023}
+        assert certificate["left_as_they_were"] == ["cutoff", "note"]
+
+
+def test_ids_without_a_sum_are_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.DataFrame({"unique_id": ["USA", "NSW", "VIC"], "ds": 1, "M": [100.0, 40.0, 65.0]})
+    assert run(frame)[0] == 2
+    assert "none is 'Total'" in capsys.readouterr().err
+    status, out, certificate = run(frame.replace("USA", "total"))
+    assert status == 0
+    assert out["M"][0] == pytest.approx(out["M"][1] + out["M"][2])
+    assert not certificate["aggregates_made"]
+
+
+def test_skewed_quantiles_do_not_make_means_random(run: Run) -> None:
+    skewed = {"M": MEAN, "M-lo-80": MEAN - SPREAD, "M-hi-80": MEAN + 3 * SPREAD}
+    found = [run(long(skewed), "--keys", "state,region", "--seed", str(seed))[1] for seed in (0, 1)]
+    np.testing.assert_array_equal(*(cube(out, "M") for out in found))
+
+
+def test_the_spread_of_quantiles_is_that_of_their_draws() -> None:
+    values = np.array([-1.0, 0.0, 0.3, 4.0])[:, None, None] * np.array([[[1.0, 2.0]]])
+    law = Forecasts.of_quantiles([0.05, 0.4, 0.5, 0.9], values)
+    assert law.quantiles is not None
+    drawn = law.drawn(400_000, torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(law.spread, drawn.std(0), rtol=5e-3)
 
 
 def test_quantiles_are_read_as_laws() -> None:

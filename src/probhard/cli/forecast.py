@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,10 +25,12 @@ import typer
 from probhard.cli.certificate import INFEASIBLE, TOLERANCE, Certificate, sha256
 from probhard.cli.frames import SUFFIXES, read, write
 from probhard.errors import ParameterError, check_choice
+from probhard.family import NORMAL, Family, student_t
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.evaluation import CHUNK, incoherence
 from probhard.forecasting.frames import from_frame, to_long
 from probhard.method import METHODS
+from probhard.settings import Reader, at_least, listed, number, setting, switch, whole, word
 
 if TYPE_CHECKING:
     from probhard.forecasting.backtest import Backtest
@@ -57,6 +60,25 @@ DEFAULTS: dict[str, Any] = {
     "num_samples": 1000,
     "changes": None,
     "calibrate": True,
+}
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(("horizon", "epochs", "season", "num_layers", "hidden_size", "batch_size"), at_least(1)),
+    **dict.fromkeys(("context_length", "num_batches_per_epoch"), at_least(1)),
+    **dict.fromkeys(("draws", "num_samples"), at_least(2)),
+    **dict.fromkeys(("seed", "rank", "num_feat_dynamic_real"), at_least(0)),
+    **dict.fromkeys(("lr", "weight_decay", "dropout_rate"), (number, "a number")),
+    **dict.fromkeys(("nonnegative", "changes", "calibrate"), (switch, "true or false")),
+    **dict.fromkeys(("method", "format", "time_column", "target_column", "freq", "on_gap"), (word, "a name")),
+    "output": (str, "a folder"),
+    "coherence": (word, "a name"),
+    "upper": (lambda bound: _bounds(bound), "a number, or numbers by the names of nodes"),
+    "lags_seq": (listed(whole), "whole numbers"),
+    "time_features": (listed(word), "names"),
+    "scaling": (lambda x: x if isinstance(x, bool) else word(x), "mean, centre or none"),
+    "family": (lambda name: _family(name), "normal, or student_t(5) with its degrees of freedom"),
+    "keys": (lambda value: _words(value), "names of columns"),
+    "level": (lambda value: value, "numbers"),  # see _numbers
 }
 
 
@@ -109,7 +131,8 @@ class Job:
                 "It would have no effect.",
                 f"Choose among {', '.join((*DEFAULTS, *READING, *network))}.",
             )
-        options = {**DEFAULTS, **configured, **given}
+        chosen = {name: value for name, value in {**configured, **given}.items() if value is not None}
+        options = {**DEFAULTS, **{name: setting(name, value, READERS) for name, value in chosen.items()}}
         check_choice("method", options["method"], tuple(METHODS))
         check_choice("format", options["format"], tuple(suffix[1:] for suffix in SUFFIXES))
         options["level"], options["keys"] = _numbers(options["level"]), _words(options["keys"])
@@ -135,6 +158,8 @@ class Job:
         found = {**defaults(data, horizon, options["changes"]), **self.network}
         options["epochs"] = options["epochs"] or found.pop("max_epochs")
         found.pop("max_epochs", None)
+        if (family := found.get("family")) is not None:
+            found["family"] = f"{family.name}, df {family.df:g}" if hasattr(family, "df") else family.name
         typer.echo(
             f"{data.name}: {len(data.index)} rows of {len(data.names)} nodes, {data.index[0]} to {data.index[-1]}; "
             f"{horizon} steps ahead by {options['method']}."
@@ -163,8 +188,8 @@ class Job:
         paths = model.sample(horizon, count)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
         options["spread_factor"] = model.spread_factor
-        setting = {**self.source, **options, "network": found, "packages": _packages(), "backtest": tested.record()}
-        certificate = certify(paths, model, data, setting)
+        settings = {**self.source, **options, "network": found, "packages": _packages(), "backtest": tested.record()}
+        certificate = certify(paths, model, data, settings)
         shown = {**options, **found}
         page = Report(data, model.model, options["level"], paths, tested, certificate.content(), shown, notes)
         self._write(model, paths, certificate, page.html())
@@ -295,6 +320,17 @@ def _configuration(path: Path | None) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ParameterError(f"{path} holds no options.", "It is a mapping of names to values.", "Write 'epochs: 20'.")
     return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _bounds(value: Any) -> float | dict[str, float]:
+    return {str(node): number(x) for node, x in value.items()} if isinstance(value, Mapping) else number(value)
+
+
+def _family(name: Any) -> Family:
+    found = re.fullmatch(r"student_t\((\d+(?:\.\d*)?)\)", word(name).replace(" ", ""))
+    if not found and name != NORMAL.name:
+        raise ValueError
+    return student_t(float(found[1])) if found else NORMAL
 
 
 def _words(value: Any) -> list[str]:

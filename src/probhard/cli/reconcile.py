@@ -7,6 +7,7 @@ summed over; an aggregate is the sum of the bottom nodes that agree with it else
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,13 +27,14 @@ from probhard.executors import executor
 from probhard.forecasting.data import require
 from probhard.forecasting.distributed import reconcile as distributed
 from probhard.forecasting.evaluation import incoherence
-from probhard.forecasting.frames import named_hierarchy, numbers
-from probhard.forecasting.nixtla import TOTAL, Columns, split, tree
+from probhard.forecasting.frames import TOTAL, is_total, named_hierarchy, numbers
+from probhard.forecasting.nixtla import LONE, Columns, is_quantile, split, tree
 from probhard.forecasting.reconciliation import CHUNK, Forecasts, Reconciled, Reconciliation
 
 ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
 DRAWS = 1000  # behind quantiles, or as many as are written
 SHOWN = 5  # missing rows that an error names
+KEPT = ("cutoff", "horizon", "h", "step", "fold", "index")  # numbers that are no forecasts, unless asked for
 
 
 def reconcile(
@@ -69,14 +71,21 @@ def reconcile(
     known = None if fixed is None else table.values(fixed)
     rules = Reconciliation(table.hierarchy, metric, nonnegative, bound, known, "flag")
     settings = {"nonnegative": nonnegative, "upper": upper, "fixed": fixed, "seed": seed}
-    size = {"nodes": table.hierarchy.variables, "bottom_nodes": table.hierarchy.bottoms, "steps": len(table.stamps)}
+    size = {
+        "aggregates_made": table.bottoms_only,
+        "nodes": table.hierarchy.variables,
+        "bottom_nodes": table.hierarchy.bottoms,
+        "steps": len(table.stamps),
+    }
     source = {"input": forecasts.name, "input_sha256": sha256(forecasts)}
     certificate = Certificate({**source, **settings, **size, "models": {}})
     results: dict[str, np.ndarray] = {}  # (S or 1, H, n) by column
     drawn: dict[str, np.ndarray] = {}
     count = max(draws or 0, DRAWS)
     with nullcontext() if engine is None else executor(engine, workers, address) as pool:
-        for columns in table.models(models, (upper, fixed)):
+        chosen = table.models(models, (upper, fixed))
+        certificate.setting["left_as_they_were"] = table.others(chosen)
+        for columns in chosen:
             columns.add_levels([] if level is None else map(_number, level.split(",")))
             base = table.forecasts(columns)
             base = base.summed(table.hierarchy, count, seed) if table.bottoms_only else base
@@ -91,6 +100,8 @@ def reconcile(
                 drawn[columns.model] = found.draws[:draws]
     write(path, table.written(results))
     paths = f"Forecasts: {path}"
+    if draws is not None and not drawn:
+        paths += "\nNo draws: the forecasts are draws already, or means alone."
     if drawn:
         other = path.with_name(f"{path.stem}-draws{path.suffix}")
         write(other, table.long(drawn))
@@ -134,7 +145,7 @@ class Table:
             made = set(rows) <= set(nodes[hierarchy.aggregates :])
         else:
             ids = _texts(frame[ID]) if ID in frame.columns else []
-            rows = list(zip(*(_texts(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
+            rows = list(zip(*(_keys(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
             matrix, nodes, made = tree(rows)
             label = dict(zip(rows, ids))
             hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
@@ -190,17 +201,28 @@ class Table:
 
     def models(self, asked: str | None, used: Sequence[str | None]) -> list[Columns]:
         """The models to reconcile: those asked for, or all that columns of numbers belong to."""
-        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used}
-        found = Columns.of([c for c in self.frame.columns if c not in others and numeric(self.frame[c])])
-        names = [columns.model for columns in found] if asked is None else [x.strip() for x in asked.split(",")]
-        unknown = [name for name in names if name not in [columns.model for columns in found]]
-        if unknown or not names:
+        wanted = [] if asked is None else [name.strip() for name in asked.split(",")]
+        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used, *(() if wanted else KEPT)}
+        columns = [name for name in self.frame.columns if name not in others]
+        if wanted and LONE not in wanted:
+            columns = [name for name in columns if name.startswith(tuple(wanted))]
+        for name in columns:
+            _check_numbers(self.frame[name])
+        found = {one.model: one for one in Columns.of([name for name in columns if numeric(self.frame[name])])}
+        unknown = [name for name in wanted if name not in found]
+        if unknown or not found:
             raise ParameterError(
-                f"There is no model {unknown[0]!r}." if unknown else "There is no column of numbers.",
-                "A model has a column of its name, or quantiles such as NAME-lo-80 or NAME-q0.1.",
-                f"Choose among {[columns.model for columns in found]}.",
+                f"There is no model {unknown[0]!r}." if unknown else "There is no column of numbers to reconcile.",
+                f"A model is a column of its name, or quantiles (NAME-lo-80, NAME-q0.1); {TARGET!r} is what was seen.",
+                f"Name or rename a column; there are {list(self.frame.columns)}.",
             )
-        return [columns for columns in found if columns.model in names]
+        return [found[name] for name in wanted or found]
+
+    def others(self, models: Sequence[Columns]) -> list[str]:
+        """Columns that are neither forecasts of these models nor say what a row is."""
+        used = {ID, STAMP, self.draw, *self.keys}
+        used |= {name for columns in models for name in (columns.mean, *columns.quantiles)}
+        return [name for name in self.frame.columns if name not in used]
 
     def forecasts(self, columns: Columns) -> Forecasts:
         """The base forecasts of one model, of all nodes or of the bottom ones."""
@@ -218,7 +240,15 @@ class Table:
         """A column as (S, H, nodes)."""
         nodes = self.hierarchy.bottoms if self.bottoms_only else self.hierarchy.variables
         cube = np.empty((len(self.samples), len(self.stamps), nodes))
-        cube[self.place] = self.frame[column].to_numpy(dtype=np.float64)
+        values = self.frame[column].to_numpy(dtype=np.float64)
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values)))
+            raise ParameterError(
+                f"The column {column!r} is {values[row]} in row {row + 1}, and in {(~np.isfinite(values)).sum()} rows.",
+                "Nothing can be projected from there.",
+                "Fill in the missing forecasts.",
+            )
+        cube[self.place] = values
         return cube
 
     def written(self, results: dict[str, np.ndarray]) -> Any:
@@ -267,11 +297,9 @@ def certify(
     for step in np.flatnonzero(wrong):
         reason = found.reasons.get(int(step), "Its relative violation is too large.")
         certificate.flag(int(wrong[step]), field=f"{model} at {table.stamps[step]}", reason=reason)
-    seen = {}
-    for side, name in enumerate(("before", "after")):
-        points = np.concatenate([pair[side].reshape(-1, found.mean.shape[1]) for pair in pairs])
-        points = points[~np.isnan(points).any(1)]
-        seen[name] = vars(incoherence(points, table.hierarchy)) if len(points) else None
+    seen: dict[str, Any] = {"before": _gap(table, [pairs[0][0]]), "after": _gap(table, [pairs[0][1]])}
+    if len(pairs) > 1:
+        seen["draws"] = {name: _gap(table, [pair[i] for pair in pairs[1:]]) for i, name in enumerate(seen)}
     values = quantiles[~np.isnan(quantiles)]
     certificate.after.smallest = min(certificate.after.smallest, float(values.min(initial=np.inf)))
     certificate.after.largest = max(certificate.after.largest, float(values.max(initial=-np.inf)))
@@ -280,18 +308,64 @@ def certify(
     certificate.setting["models"][model] = {"draws": draws, "quantiles_in_closed_form": closed, "incoherence": seen}
 
 
+def _gap(table: Table, parts: Sequence[np.ndarray]) -> dict[str, float] | None:
+    """How far points (..., n) are from adding up; None where none is feasible."""
+    points = np.concatenate([part.reshape(-1, table.hierarchy.variables) for part in parts])
+    points = points[~np.isnan(points).any(1)]
+    return vars(incoherence(points, table.hierarchy)) if len(points) else None
+
+
 def summary(certificate: Certificate) -> str:
     """The certificate as text, after a line for each model."""
-    lines = []
-    for model, found in certificate.setting["models"].items():
-        before, after = (found["incoherence"][name] for name in ("before", "after"))
-        gap = "nothing feasible" if after is None else f"{after['largest']:.3g}"
-        lines.append(f"{model}: largest incoherence {before['largest']:.6g} before, {gap} after.")
+    setting, lines = certificate.setting, []
+    made = " (made as their sums)" if setting["aggregates_made"] else ""
+    lines.append(
+        f"{setting['bottom_nodes']} bottom nodes, {setting['nodes'] - setting['bottom_nodes']} aggregates{made}."
+    )
+    for model, found in setting["models"].items():
+        gaps = {"means": found["incoherence"], "draws": found["incoherence"].get("draws")}
+        for what, gap in gaps.items():
+            if gap is not None:
+                after = "nothing feasible" if gap["after"] is None else f"{gap['after']['largest']:.3g}"
+                lines.append(
+                    f"{model}: largest incoherence of {what} {gap['before']['largest']:.6g} before, {after} after."
+                )
+    if setting["left_as_they_were"]:
+        lines.append(f"Left as they were: {', '.join(setting['left_as_they_were'])}.")
     return "\n".join([*lines, certificate.table()])
 
 
 def _texts(column: Any) -> list[str]:
     return [str(value) for value in column.astype(object).where(column.notna(), "")]
+
+
+def _keys(column: Any) -> list[str]:
+    """A key column, "" where it is summed over."""
+    return ["" if is_total(text) else text for text in _texts(column)]
+
+
+def _check_numbers(column: Any) -> None:
+    """Raise for a column that is of numbers by most of its rows or by its name, but not read as such."""
+    if numeric(column):
+        return
+    texts = {row: text.strip() for row, text in enumerate(_texts(column)) if text.strip()}
+    meant = [row for row, text in texts.items() if _is_number(re.sub(r"[,' ]", "", text))]
+    if 2 * len(meant) <= len(texts) and not (texts and is_quantile(column.name)):
+        return
+    row = next((row for row, text in texts.items() if not _is_number(text)), meant[0] if meant else 0)
+    raise ParameterError(
+        f"The column {column.name!r} has the text {texts[row]!r} in row {row + 1}.",
+        "A column is reconciled as a whole or not at all.",
+        "Write plain numbers, without separators of thousands, or choose other columns with --models.",
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(text: str) -> float:

@@ -61,7 +61,14 @@ def base_forecast(data: HierarchicalData, horizon: int, model: str = "ets") -> B
     search = {"approximation": len(data.index) > LONG} if model == "arima" else {}
     automatic = getattr(models, MODELS[model])(season_length=data.season, alias="model", **search)
     engine = statsforecast.StatsForecast(models=[automatic], freq=1, n_jobs=1)
-    table = engine.forecast(df=frame, h=horizon, level=[90], fitted=True)
+    try:
+        table = engine.forecast(df=frame, h=horizon, level=[90], fitted=True)
+    except Exception as error:  # of any kind, such as NotImplementedError for few rows
+        raise ParameterError(
+            f"{MODELS[model]} could not be fitted to {len(data.index)} rows ({error or type(error).__name__}).",
+            "It needs several rows of every series, and more for seasons.",
+            "Use a longer history, or a shorter season.",
+        ) from error
     inside = engine.forecast_fitted_values()
     count = len(data.names)
     mean = table["model"].to_numpy().reshape(count, horizon).T  # rows come back by series, then by step

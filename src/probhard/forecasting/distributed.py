@@ -85,7 +85,7 @@ def reconcile(
                 "The law of these forecasts is known by its draws alone.",
                 "Ask for some; 0 is for normal laws that are split by subtree.",
             )
-        base = replace(base, draws=base.drawn(samples, torch.Generator().manual_seed(seed)), quantiles=None)
+        base = replace(base, draws=base.drawn(samples, torch.Generator().manual_seed(seed)))
     return _by_step(rules, base, pool) if parent is None else _by_subtree(rules, base, pool, parent)
 
 
@@ -96,11 +96,8 @@ def _by_step(rules: Reconciliation, base: Forecasts, pool: Executor) -> Reconcil
 
     def pieces() -> Iterator[tuple[np.ndarray, Forecasts, np.ndarray | None, np.ndarray | None]]:
         for steps in np.array_split(np.arange(shape[0]), min(shape[0], SHARES * pool.workers)):
-            mean, stddev, high, known = (
-                None if x is None else x[steps] for x in (base.mean, base.stddev, upper, fixed)
-            )
-            draws = None if base.draws is None else base.draws[:, steps]
-            yield steps, Forecasts(mean, stddev, draws), high, known
+            high, known = (None if x is None else x[steps] for x in (upper, fixed))
+            yield steps, base.at(steps), high, known
 
     for (steps, *_), (found, groups) in pool.unordered(partial(_steps, rules), pieces()):
         result.mean[steps] = found.mean
@@ -198,7 +195,7 @@ def _by_subtree(rules: Reconciliation, base: Forecasts, pool: Executor, parent: 
     steps, result = np.arange(base.shape[0]), _empty(base, True)
     pairs = [(base.mean, result.mean), (base.draws, result.draws)]
     given = [(z, u) for z, u in pairs if z is not None and u is not None and z.size]
-    weight = rules._weight(base, base.draws)(steps).values.numpy()
+    weight = rules.weight(base)(steps).values.numpy()
     variance = None if base.stddev is None else np.square(base.stddev)
     whole = Numbers(tuple(z.reshape(-1, *base.shape) for z, _ in given), weight, variance)
     answer = Numbers(tuple(u.reshape(-1, *base.shape) for _, u in given), np.empty_like(weight), result.spread)

@@ -43,7 +43,7 @@ from probhard.forecasting.training import DeepVARModule, ProgressBar
 from probhard.method import Method, as_method
 from probhard.training import quiet_training
 
-FORMAT, FORMAT_VERSION = "probhard-forecaster", 2
+FORMAT, FORMAT_VERSION = "probhard-forecaster", 3
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
 SMOOTH = 0.05  # typical change between steps, relative to the level, below which changes are learned
 LONGEST_CONTEXT = 60  # steps, besides the horizon: an LSTM learns no more from longer ones, and takes longer
@@ -116,7 +116,7 @@ class HierarchicalForecaster:
         self.method, self.nonnegative, self.upper = method, nonnegative, upper
         self.horizon, self.epochs, self.num_samples, self.seed = horizon, epochs, num_samples, seed
         self.changes, self.calibrate, self.network = changes, calibrate, network
-        self.spread_factor = 1.0
+        self.spread_factor, self.learns_changes = 1.0, bool(changes)
         self.reading: dict[str, Any] = {}
         self.like: Any = None
         self._trained: tuple[HierarchicalData, DeepVARPredictor] | None = None
@@ -150,10 +150,10 @@ class HierarchicalForecaster:
         """
         data = self._read(df, reading)
         box = _bounds(data, self.nonnegative, self.upper)
-        self.changes = smooth(data) if self.changes is None else self.changes
+        self.learns_changes = smooth(data) if self.changes is None else self.changes
         horizon = self.horizon or default_horizon(data)
         self.spread_factor = self._learned_spread(data, horizon, progress) if self.calibrate else 1.0
-        options = {**defaults(data, horizon, self.changes), **self.network}
+        options = {**defaults(data, horizon, self.learns_changes), **self.network}
         trainer = {"max_epochs": self.epochs or options["max_epochs"], "enable_progress_bar": False}
         trainer |= {"callbacks": [ProgressBar(progress)]} if progress else {}
         del options["max_epochs"]
@@ -162,7 +162,7 @@ class HierarchicalForecaster:
             prediction_length=horizon,
             hierarchy=data.hierarchy,
             method=self.method,
-            constraint=None if self.changes else box,
+            constraint=None if self.learns_changes else box,
             num_parallel_samples=self.num_samples,
             trainer_kwargs=trainer,
             seed=self.seed,
@@ -195,9 +195,9 @@ class HierarchicalForecaster:
         predictor = _extended(self.predictor, self.predictor.prediction_length if h is None else h)
         (forecast,) = predictor.predict(self._seen(self.data).to_gluonts(), num_samples or self.num_samples)
         draws = np.asarray(forecast.samples)
-        if not self.changes and self.spread_factor == 1:
+        if not self.learns_changes and self.spread_factor == 1:
             return draws
-        if self.changes:
+        if self.learns_changes:
             draws = last_value(self.data, 1) + draws.cumsum(1)
         return self._within(spread.widened(draws, self.spread_factor))
 
@@ -208,13 +208,15 @@ class HierarchicalForecaster:
         data, (record, arrays) = self.data, constraint_record(self.data.hierarchy)
         bounds, training = ("nonnegative", "upper"), ("changes", "calibrate", "epochs", "num_samples", "seed")
         names = ("freq", "season", "horizon", *bounds, *training)
+        network = {name: value for name, value in self.network.items() if name != "family"}  # the predictor has it
         content = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "keys": self.keys,
             "method": self.method if isinstance(self.method, str) else None,
-            "options": {**{name: getattr(self, name) for name in names}, **self.network},
+            "options": {**{name: getattr(self, name) for name in names}, **network},
             "spread_factor": self.spread_factor,
+            "learns_changes": self.learns_changes,
             "reading": self.reading,
             "like": _like_record(self.like, self.reading),
             "hierarchy": record,
@@ -248,9 +250,11 @@ class HierarchicalForecaster:
             S = pandas.DataFrame(hierarchy.summation.toarray(), data.names, data.names[hierarchy.aggregates :])
         tags = None if content["keys"] or not hierarchy.tags else hierarchy.tags
         method = content["method"] or predictor.prediction_net.method
-        made = cls(content["keys"], S=S, tags=tags, method=method, **content["options"])
+        family = predictor.prediction_net.network.family
+        made = cls(content["keys"], S=S, tags=tags, method=method, **content["options"], family=family)
         made.reading, made.like = content["reading"], _like(content["like"], content["reading"])
         made._trained, made.spread_factor = (data, predictor), content["spread_factor"]
+        made.learns_changes = content["learns_changes"]
         return made
 
     def _fitted(self) -> tuple[HierarchicalData, DeepVARPredictor]:
@@ -262,7 +266,7 @@ class HierarchicalForecaster:
 
     def _seen(self, data: HierarchicalData) -> HierarchicalData:
         """What the network sees: the data, or their changes."""
-        if not self.changes:
+        if not self.learns_changes:
             return data
         steps = np.diff(data.values, axis=0)
         return HierarchicalData.from_matrix(steps, data.hierarchy, data.index[1:], coherence="aggregate")
@@ -273,7 +277,7 @@ class HierarchicalForecaster:
         if not windows:
             return 1.0
         first = copy.copy(self)
-        first.calibrate, first.spread_factor = False, 1.0
+        first.calibrate, first.spread_factor, first.changes = False, 1.0, self.learns_changes
         first.fit(windows[0][0], progress=f"{progress}, spread" if progress else "")
         return spread.spread_factor([first.update(known).sample(horizon) for known, _ in windows], windows)
 

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # years, weeks, days
 
+TOTAL = "Total"
+TOTALS = {"total", "all", "<aggregated>", "aggregated"}  # what others call a sum, in any case
+
+
+def is_total(text: str) -> bool:
+    """Whether a key or an id says that it is summed over."""
+    return text.strip().lower() in TOTALS
+
 
 def from_frame(
     frame: Any,
@@ -124,15 +132,29 @@ def _keyed(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -> tuple[A
     """The hierarchy of key columns, a total above them, and every row's label."""
     levels = [[key] if isinstance(key, str) else list(key) for key in keys]
     _check_columns(table, [key for level in levels for key in level])
+    for key in dict.fromkeys(key for level in levels for key in level):
+        _check_key(table.get_column(key))
     if all(isinstance(key, str) for key in keys):
         path = [level[0] for level in levels]
         if len(path) == 1 or table.get_column(path[0]).n_unique() > 1:
             top = next(name for name in ("total", "all", "everything") if name not in table.columns)
-            table, path = table.with_columns(nw.lit("Total").alias(top)), [top, *path]
+            table, path = table.with_columns(nw.lit(TOTAL).alias(top)), [top, *path]
         levels = [path[: i + 1] for i in range(len(path))]
     hierarchy = Hierarchy.from_frame(table.to_native(), levels)
     parts = zip(*(map(str, table.get_column(key).to_list()) for key in levels[-1]))
     return table, hierarchy, ["/".join(part) for part in parts]
+
+
+def _check_key(column: Any) -> None:
+    """Raise if rows of aggregates are among the bottom ones: their values would count twice."""
+    found = [str(value) for value in column.unique().to_list()]
+    wrong = [text for text in found if not text.strip() or (len(found) > 1 and is_total(text))]
+    if wrong:
+        raise ParameterError(
+            f"The key column {column.name!r} holds {wrong[0]!r} beside names.",
+            "Sums are made from the bottom series; rows of sums would count twice.",
+            "Leave out the rows of aggregates, or name series that are not.",
+        )
 
 
 def named_hierarchy(S: Any, tags: Mapping[str, Sequence[str]] | None, id_col: str) -> Hierarchy:

@@ -4,8 +4,9 @@ A model ``M`` has the column ``M`` for its mean, ``M-median``, and ``M-lo-80``, 
 
     p = (1 - level / 100) / 2      and      1 - p;
 
-``M-q0.1``, ``M-ql0.1``, and ``q0.1`` or ``0.1`` alone, are quantiles by their probability. Ids join keys by "/". As
-tuples of keys, "" where summed over, an aggregate is the sum of the bottom nodes that agree with it elsewhere.
+``M-q0.1``, ``M-ql0.1``, ``M-p10``, and ``q0.1``, ``0.1`` or ``p10`` alone, are quantiles by their probability; "_" and
+"." separate as "-" does, and ``lower``, ``upper`` are ``lo``, ``hi``. Ids join keys by "/". As tuples of keys, "" where
+summed over, an aggregate is the sum of the bottom nodes that agree with it elsewhere.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import scipy.sparse as sp
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, check_choice
+from probhard.forecasting.frames import TOTAL, is_total
 from probhard.forecasting.reconciliation import METRICS, Forecasts, Reconciled, Reconciliation
 
-INTERVAL = re.compile(r"(?P<model>.+)-(?P<side>lo|hi)-(?P<level>\d+(?:\.\d+)?)")
+INTERVAL = re.compile(r"(?P<model>.+)[-_.](?P<side>lo(?:w|wer)?|hi(?:gh)?|upper)[-_.]?(?P<level>\d+(?:\.\d+)?)")
 QUANTILE = re.compile(r"(?:(?P<model>.+)[-_])?ql?_?(?P<probability>0?\.\d+)|(?P<bare>0?\.\d+)")
+PERCENTILE = re.compile(r"(?:(?P<model>.+)[-_.])?(?:p_?(?P<p>\d{1,2}(?:\.\d+)?)|q_?(?P<q>\d{2}(?:\.\d+)?))")
+UNCLEAR = re.compile(r"(?:.+[-_.])?(?:lo|hi|low|high|lower|upper|q\d)", re.IGNORECASE)  # an end of which interval?
 LONE = "mean"  # the model of quantiles without a name
-TOTAL = "Total"
 
 
 @dataclass
@@ -60,12 +63,25 @@ class Columns:
 def _meaning(name: str) -> tuple[str, float | None]:
     """The model of a column and the probability of its quantile, None for a mean."""
     if interval := INTERVAL.fullmatch(name):
-        return interval["model"], probabilities([float(interval["level"])])[interval["side"] == "hi"]
+        return interval["model"], probabilities([float(interval["level"])])[interval["side"][0] in "hu"]
     if name.endswith("-median"):
         return name.removesuffix("-median"), 0.5
     if quantile := QUANTILE.fullmatch(name):
         return quantile["model"] or LONE, float(quantile["probability"] or quantile["bare"])
+    if (percentile := PERCENTILE.fullmatch(name)) and float(percentile["p"] or percentile["q"]) > 0:
+        return percentile["model"] or LONE, float(percentile["p"] or percentile["q"]) / 100
+    if UNCLEAR.fullmatch(name):
+        raise ParameterError(
+            f"The column {name!r} is a quantile of an unknown probability.",
+            "As the end of an interval it must not add up, and which interval it ends is not said.",
+            "Rename it, such as NAME-lo-80 and NAME-hi-80, or NAME-q0.1; or name --models.",
+        )
     return name, None
+
+
+def is_quantile(name: str) -> bool:
+    """Whether a column's name says that it holds a quantile, of a known or an unknown probability."""
+    return any(pattern.fullmatch(name) for pattern in (INTERVAL, QUANTILE, PERCENTILE, UNCLEAR))
 
 
 def tree(rows: Sequence[tuple[str, ...]]) -> tuple[sp.csr_array, list[tuple[str, ...]], bool]:
@@ -105,8 +121,14 @@ def split(ids: Sequence[str], keys: int) -> list[tuple[str, ...]]:
             "Nodes are read from key columns, or from ids joined by '/', one part for each key.",
             "Correct --keys, or pass --summing.",
         )
+    if depth == 1 and not keys and not any(is_total(name) for name in ids):
+        raise ParameterError(
+            f"The ids {', '.join(map(repr, sorted(set(ids))[:3]))}, ... have one part each, and none is {TOTAL!r}.",
+            "Which of them is the sum of the others, if any, is not known.",
+            f"Call the sum {TOTAL!r}, join ids by '/', name key columns with --keys, or pass --summing.",
+        )
     inner = {part[:i] for part in parts if len(part) == depth for i in range(1, depth)}
-    total = {(name,) for name in (TOTAL, TOTAL.lower(), TOTAL.upper())} - inner
+    total = {part for part in parts if len(part) == 1 and is_total(part[0])} - inner
     return [(() if part in total else part) + ("",) * (depth - len(part) * (part not in total)) for part in parts]
 
 

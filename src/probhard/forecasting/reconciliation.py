@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from probhard.constraints import Box, Constraint, Hierarchy, LinearEquality
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice
@@ -43,7 +43,7 @@ class Forecasts:
     Args:
         mean: (H, n); None takes the mean of the reconciled draws.
         stddev: Of independent normal laws around the means, (H, n).
-        draws: (S, H, n), dependent as they are.
+        draws: (S, H, n), dependent as they are; beside another law they are its draws.
         quantiles: Normal scores of their probabilities, ascending, (Q,), and their values, (Q, H, n).
     """
 
@@ -55,10 +55,14 @@ class Forecasts:
     def __post_init__(self) -> None:
         parts = {"mean": self.mean, "stddev": self.stddev, "draws": self.draws}
         for name, array in {**parts, "quantiles": self.quantiles and self.quantiles[1]}.items():
-            bad = 0 if array is None else int((~np.isfinite(array)).sum()) + int(name == "stddev" and (array < 0).sum())
-            if bad:
+            if array is None:
+                continue
+            bad = ~np.isfinite(array) | ((array < 0) if name == "stddev" else False)
+            if bad.any():
+                step, series = np.argwhere(bad)[0][-2:]
                 raise ParameterError(
-                    f"{bad} numbers of the forecasts' {name} are NaN, infinite or, of spreads, negative.",
+                    f"{bad.sum()} numbers of the forecasts' {name} are NaN, infinite or, of spreads, negative; the "
+                    f"first is at step {step} of series {series}.",
                     "Nothing can be projected from there.",
                     "Fill in the missing forecasts.",
                 )
@@ -103,6 +107,21 @@ class Forecasts:
     def certain(self) -> bool:
         """Whether there is nothing but means."""
         return self.stddev is None and self.draws is None and self.quantiles is None
+
+    def at(self, steps: np.ndarray) -> Forecasts:
+        """Those of some steps."""
+        mean, stddev = (None if x is None else x[steps] for x in (self.mean, self.stddev))
+        quantiles = None if self.quantiles is None else (self.quantiles[0], self.quantiles[1][:, steps])
+        return Forecasts(mean, stddev, None if self.draws is None else self.draws[:, steps], quantiles)
+
+    @property
+    def spread(self) -> np.ndarray | None:
+        """Standard deviations, (H, n): given, of the law of quantiles, or of the draws if there are several."""
+        if self.stddev is not None:
+            return self.stddev
+        if self.quantiles is not None:
+            return _spread_of(*self.quantiles)
+        return None if self.draws is None or len(self.draws) < 2 else self.draws.std(0, ddof=1)
 
     def drawn(self, samples: int, generator: torch.Generator) -> np.ndarray:
         """Draws, (S, H, n): their own, or so many."""
@@ -211,7 +230,7 @@ class Reconciliation:
             np.full(shape, np.nan) if base.stddev is not None and not self._bounded else None,
             before,
         )
-        weight, pending = self._weight(base, before), self._alike(shape)
+        weight, pending = self.weight(base), self._alike(shape)
         while pending:
             steps = pending.pop()
             try:
@@ -261,19 +280,18 @@ class Reconciliation:
         group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
         return [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
 
-    def _weight(self, base: Forecasts, draws: np.ndarray | None) -> Any:
+    def weight(self, base: Forecasts) -> Any:
         """The metric of given steps."""
-        metric = self.chosen(base)
+        metric, spread = self.chosen(base), base.spread
         if metric != "oblique":
             sizes = self.hierarchy.sizes if metric == "structural" else torch.ones_like(self.hierarchy.sizes)
             return lambda steps: DiagonalMetric(sizes)
-        if draws is None or (base.stddev is None and len(draws) < 2):
+        if spread is None:
             raise ParameterError(
                 "The oblique metric got forecasts without spreads.",
                 "It moves uncertain series more than certain ones.",
                 "Add intervals, quantiles or several draws to the forecasts, or use the metric 'structural'.",
             )
-        spread = base.stddev if base.stddev is not None else draws.std(0, ddof=1)
         least = np.where(spread > 0, spread, np.inf).min(1, keepdims=True)
         spread = np.where(spread > 0, spread, CERTAIN * np.where(np.isfinite(least), least, 1.0))
         return lambda steps: DiagonalMetric(torch.from_numpy(np.square(spread[steps])))
@@ -307,6 +325,23 @@ class Reconciliation:
             z = z.index_copy(-1, held, z[..., held].clamp(lower, upper))
         solution = layer.project(z, constraint)
         return torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan).numpy()
+
+
+def _spread_of(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The standard deviation (H, n) of q(Z), from the moments of a normal law on each piece of q, ends included."""
+    edges = np.array([-np.inf, *scores[1:-1], np.inf])
+    slopes = np.diff(values, axis=0) / np.diff(scores)[:, None, None]  # (Q - 1, H, n)
+    levels = values[:-1] - slopes * scores[:-1, None, None]
+    density = np.exp(-np.square(edges) / 2) / np.sqrt(2 * np.pi)
+    weighted = np.where(np.isfinite(edges), edges, 0.0) * density
+    mass, first = np.diff(ndtr(edges)), -np.diff(density)
+    second = mass - np.diff(weighted)
+    shift = values.mean(0)  # else digits are lost where values are far from 0
+    m, f, s = (part[:, None, None] for part in (mass, first, second))
+    a, b = levels - shift, slopes
+    mean = (a * m + b * f).sum(0)
+    square = (a**2 * m + 2 * a * b * f + b**2 * s).sum(0)
+    return np.sqrt(np.maximum(square - mean**2, 0.0))
 
 
 def everywhere(value: Any, missing: float, shape: tuple[int, int]) -> np.ndarray:

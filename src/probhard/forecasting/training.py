@@ -140,4 +140,5 @@ class ProgressBar(Callback):
         self.bar.close()
 
     def on_exception(self, *args: Any) -> None:
-        self.bar.close()
+        if hasattr(self, "bar"):  # else training had not begun
+            self.bar.close()

@@ -8,7 +8,7 @@ the units of the solutions before it is projected. The network computes in float
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from probhard.model import Batch, ConstrainedModel
 from probhard.pde.operators import VarianceNO
 from probhard.pde.samples import Samples
 from probhard.projection import DPPL
+from probhard.settings import Reader, listed, number, setting, switch, whole, word
 from probhard.spec import KEYS, nearest
 
 MODES = 12  # per axis, or as many as the grid tells apart
@@ -32,30 +33,13 @@ FLOOR = 1e-8  # of variances in the network's units: in float32 a softplus can r
 PADDING = 9  # points on the right of each axis, against periodicity
 BUDGET = 2_000_000  # numbers that are drawn at a time
 
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or int(value) != float(value):
-        raise ValueError
-    return int(value)
-
-
-def _switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _listed(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda value: [read(part) for part in value] if isinstance(value, list | tuple) else [read(value)]
-
-
-READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    **dict.fromkeys(("epochs", "batch_size", "patience", "width", "layers", "seed"), (_whole, "a whole number")),
-    **dict.fromkeys(("method", "score"), (str, "a name")),
-    "lr": (float, "a number"),
-    "modes": (_listed(_whole), "a whole number, or one per axis of the grid"),
-    "split": (_listed(float), "three numbers, for training, validation and test"),
-    "normalise": (_switch, "true or false"),
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(("epochs", "batch_size", "patience", "width", "layers", "seed"), (whole, "a whole number")),
+    **dict.fromkeys(("method", "score"), (word, "a name")),
+    "lr": (number, "a number"),
+    "modes": (listed(whole), "a whole number, or one per axis of the grid"),
+    "split": (listed(number), "three numbers, for training, validation and test"),
+    "normalise": (switch, "true or false"),
 }
 STEPS = {name: method.inference for name, method in METHODS.items()}
 PROJECTED = [
@@ -104,7 +88,7 @@ class Settings:
                 raise ParameterError(
                     f"There is no setting {name!r}.", "Nothing is guessed.", nearest(str(name), (*names, *KEYS))
                 )
-        chosen = {name: _value(name, content[name]) for name in names if content.get(name) is not None}
+        chosen = {name: setting(name, content[name], READERS) for name in names if content.get(name) is not None}
         if "patience" in content and content["patience"] is None:
             chosen["patience"] = None
         settings = cls(**chosen)
@@ -151,14 +135,6 @@ class Settings:
     def record(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
-
-
-def _value(name: str, value: Any) -> Any:
-    read, kind = READERS[name]
-    try:
-        return read(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ParameterError(f"{name} is {value!r}.", f"It must be {kind}.", f"Write '{name}: ...' so.") from error
 
 
 class Normalised(nn.Module):
