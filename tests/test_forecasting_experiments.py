@@ -95,6 +95,13 @@ def test_tables_show_spread_and_the_paper() -> None:
     assert "Rolling" not in page
 
 
+@needs_data
+def test_traffic_repeats_as_the_page_says() -> None:
+    values = experiments.load("traffic").values
+    np.testing.assert_array_equal(values[267:], values[: len(values) - 267])
+    assert "row 267" in tables.TRAFFIC
+
+
 def test_only_significant_differences_count_as_beaten() -> None:
     clear = [line("base", 0.03 + 0.001 * k, 0, "rolling", k) for k in range(8)]
     clear += [line("last-value", 0.05 + 0.0012 * k, 0, "rolling", k) for k in range(8)]

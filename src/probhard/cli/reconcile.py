@@ -38,7 +38,9 @@ KEPT = ("cutoff", "horizon", "h", "step", "fold", "index")  # numbers that are n
 
 
 def reconcile(
-    forecasts: Annotated[Path, typer.Argument(help="A .csv or .parquet file: unique_id, ds, models; see the README.")],
+    forecasts: Annotated[
+        Path, typer.Argument(help="A .csv or .parquet file: unique_id, ds, models; see docs/files.md.")
+    ],
     keys: Annotated[
         str | None, typer.Option(help="Key columns, coarse to fine, empty for aggregates; else ids joined by '/'.")
     ] = None,

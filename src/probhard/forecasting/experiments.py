@@ -10,6 +10,7 @@ origin (``pool``), its draws coherent and non-negative.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -146,27 +147,34 @@ class Job:
 
     def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Found]:
         for place in places:
-            started, horizon = time.perf_counter(), len(place.future.index)
+            horizon, spent = len(place.future.index), 0.0
+            if self.kind != "naive":
+                fitted, spent = self._fitted(place.known, horizon, self.kind, fits)
             for row in self.rows:
+                started = time.perf_counter()
                 if self.kind == "naive":
                     samples = _naive(row, place.known, horizon, self.seed)
                 else:
-                    fitted = self._fitted(place.known, horizon, self.kind, fits)
                     samples = classical.reconcile(fitted, row.removeprefix(f"{self.kind}-"), SAMPLES, self.seed)
-                yield place, row, samples, {"seconds": time.perf_counter() - started}
+                yield place, row, samples, {"seconds": spent + time.perf_counter() - started}
 
-    def _fitted(self, known: HierarchicalData, horizon: int, model: str, fits: Path) -> classical.BaseForecast:
-        """Base forecasts, kept in a folder: they are slow and do not depend on rows or seeds."""
+    def _fitted(
+        self, known: HierarchicalData, horizon: int, model: str, fits: Path
+    ) -> tuple[classical.BaseForecast, float]:
+        """Base forecasts and the seconds they took, kept in a folder: they do not depend on rows or seeds."""
         path = fits / f"{self.dataset}-{model}-{len(known.index)}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
-                return classical.BaseForecast(known, kept["mean"], kept["stddev"], kept["fitted"])
+                seconds = float(kept["seconds"]) if "seconds" in kept else math.nan
+                return classical.BaseForecast(known, kept["mean"], kept["stddev"], kept["fitted"]), seconds
+        started = time.perf_counter()
         made = classical.base_forecast(known, horizon, model)
+        seconds = time.perf_counter() - started
         fits.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, mean=made.mean, stddev=made.stddev, fitted=made.fitted)
+        np.savez(partial, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
         partial.replace(path)
-        return made
+        return made, seconds
 
     def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Found]:
         """The recipe: members of every place, weighted on the windows before the first."""
@@ -177,11 +185,12 @@ class Job:
         members = self._members(past, fits, progress)
         weights = pool.best_weights([pool.scores(draws, place.future.values) for draws, place in zip(members, past)])
         names = [*POOLED, *POOLED_ROWS, "seasonal-bootstrap"]
-        about = {"weights": {name: float(weight) for name, weight in zip(names, weights)}}
-        for place, draws in zip(places, self._members(places, fits, progress)):
+        about: dict[str, Any] = {"weights": {name: float(weight) for name, weight in zip(names, weights)}}
+        members = self._members(places, fits, progress)
+        about["seconds"] = time.perf_counter() - started
+        for place, draws in zip(places, members):
             mixed = pool.pooled(draws, weights, SAMPLES, self.seed)
-            samples = pool.nonnegative(mixed, place.known.hierarchy)
-            yield place, POOL, samples, {**about, "seconds": time.perf_counter() - started}
+            yield place, POOL, pool.nonnegative(mixed, place.known.hierarchy), about
 
     def _members(self, places: Sequence[Origin], fits: Path, progress: bool) -> list[list[np.ndarray]]:
         """Draws of every member of the pool at every place."""
@@ -191,7 +200,7 @@ class Job:
             for draws, place in zip(found, places):
                 draws.append(self._rolled(trained, method, place))
         for draws, place in zip(found, places):
-            fitted = self._fitted(place.known, len(place.future.index), "ets", fits)
+            fitted, _ = self._fitted(place.known, len(place.future.index), "ets", fits)
             draws += [classical.reconcile(fitted, row, SAMPLES, self.seed) for row in POOLED_ROWS]
             draws.append(_naive("seasonal-bootstrap", place.known, len(place.future.index), self.seed))
         return found
