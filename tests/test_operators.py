@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import gelu, pad, softplus
 
 import probhard as ph
+from probhard.ensembles import DeepEnsemble, MCDropout
 from probhard.pde import Advection
 from probhard.pde.adapters import OperatorBackbone
 from probhard.pde.operators import FLOOR, FourierLayer, VarianceNO, _basis
@@ -212,6 +213,29 @@ def neural_operator(kind: str, out_channels: int = 2):
     return getattr(models, kind)(n_modes=(6, 6), n_layers=2, **sizes)
 
 
+def test_adapted_operators_in_ensembles_and_with_dropout():
+    members = [OperatorBackbone(neural_operator("FNO")) for _ in range(2)]
+    models = pytest.importorskip("neuralop.models")
+    dropping = models.FNO((4, 4), 3, 2, 6, n_layers=2, channel_mlp_dropout=0.3)
+    inputs, law = torch.randn(2, 3, 8, 10), ph.Simplex(4.0)
+    for backbone in (DeepEnsemble(members), MCDropout(OperatorBackbone(dropping), 8)):
+        model = ph.ConstrainedModel(backbone.double(), law, "probhard-ob")
+        draws = model.sample(inputs.double(), 5)
+        assert draws.shape == (5, 2, 80)
+        assert float(law.violation(draws).max()) < 1e-10
+
+
+def test_an_adapted_variance_stays_movable():
+    class Sure(torch.nn.Module):
+        def forward(self, inputs):
+            return torch.full((len(inputs), 2, *inputs.shape[2:]), -200.0)
+
+    law = OperatorBackbone(Sure())(torch.zeros(1, 3, 4, 4))
+    assert law.variance.dtype == torch.get_default_dtype()
+    total = ph.LinearEquality(torch.ones(1, 16), torch.ones(1))
+    assert float(total.violation(ph.DPPL("oblique")(law, total).mean)) < 1e-9
+
+
 @pytest.mark.parametrize("kind", ["FNO", "TFNO", "UNO"])
 def test_adapter_takes_any_operator(kind):
     backbone = OperatorBackbone(neural_operator(kind)).float()
@@ -219,7 +243,7 @@ def test_adapter_takes_any_operator(kind):
     law = backbone(inputs)
     mean, spread = backbone.operator(inputs).unbind(1)
     assert torch.equal(law.mean, mean.flatten(1))
-    assert torch.equal(law.variance, softplus(spread).flatten(1))
+    assert torch.equal(law.variance, softplus(spread).flatten(1) + FLOOR)
     (law.mean.sum() + law.variance.sum()).backward()
     assert all(parameter.grad is not None for parameter in backbone.parameters())
     state = backbone.state_dict()

@@ -44,7 +44,7 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
     assert by_name["probconserv"]["mse"] == by_name["probhard-inf"]["mse"]
     page = (tmp_path / "quick" / "pde-linear.md").read_text()
     assert "### pme; trained with crps, 2 epochs, seeds 0" in page
-    assert "| 7.95 | 2.02 |" in next(row for row in page.splitlines() if row.startswith("| base |"))
+    assert "| 7.95 | 20.2 | 2.02 |" in next(row for row in page.splitlines() if row.startswith("| base |"))
     before = (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns
     lines = run(tmp_path, *few, "--methods", "base,softc")
     assert (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns == before
@@ -79,6 +79,30 @@ def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytes
     assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"]) == [path]
     assert tables.profiles(path, lines, "Front", ["hardc"]) == []
     assert titles == ["Front; 150 epochs", "Front; 500 epochs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pde-linear", "--methods", "foo"], "method='foo'"),
+        (["pde-linear", "--problems", "pme-2-3"], "Choose one of 'advection', 'stefan', 'pme', 'heat'"),
+        (["pde-nonlinear", "--scores", "rmse"], "score='rmse'"),
+        (["pde-linear", "--seeds", "a,b"], "--seeds a,b are not numbers"),
+        (["pde-linear", "--methods", "probhard-physics", "--scores", "nll"], "nothing to run"),
+        (["tvd", "--render"], "holds no result lines"),
+        (["timing", "--problems", "foo"], "problem='foo'"),
+        (["timing", "--render"], "holds no result lines"),
+        (["forecasting", "--windows", "foo"], "window='foo'"),
+        (["forecasting", "--problems", "foo"], "data set='foo'"),
+        (["forecasting", "--methods", "foo"], "method='foo'"),
+    ],
+)
+def test_nothing_is_run_for_names_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["bench", *arguments, "--output", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_tables_are_named(capsys: pytest.CaptureFixture) -> None:
@@ -141,7 +165,7 @@ def test_cells_show_mean_and_spread_over_seeds() -> None:
     assert "0.02 +- 0.0082" in page
     assert "1.5 hours" in page
     assert "seeds 0, 1, 2" in page
-    assert "| 0.029 | 0.396 |" in page
+    assert "| 0.029 | 1.76 | 0.396 |" in page
 
 
 @pytest.mark.parametrize("name", list(tables.NEAREST))

@@ -65,6 +65,12 @@ def broadcast(*shapes: Sequence[int]) -> torch.Size:
     return torch.broadcast_shapes(*shapes)
 
 
+def check_choices(name: str, values: Sequence[str], choices: Sequence[str]) -> None:
+    """Raise unless all of several values are among the choices."""
+    for value in values:
+        check_choice(name, value, tuple(choices))
+
+
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:

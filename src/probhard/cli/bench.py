@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from probhard.errors import ParameterError, check_choice
+from probhard.errors import ParameterError, check_choice, check_choices
+from probhard.records import Records
 
 RESULTS = Path("results")
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
+PROBLEMS = ("heat", "pme", "advection", "stefan")  # of the timing figure
 TABLES = (*PDE, "forecasting", "timing", "speed")
 
 
@@ -41,7 +43,7 @@ def bench(
         _speed(folder / "speed", _listed(problems), quick, render)
         return
     path = folder / f"{table}.jsonl"
-    chosen = [int(seed) for seed in _listed(seeds)]
+    chosen = _seeds(seeds)
     if table in PDE:
         from probhard.pde import experiments, tables
 
@@ -62,10 +64,16 @@ def bench(
 
         few = [0] if quick else range(5)
         grid = forecasts.grid(path, chosen or few, _listed(windows), _listed(problems), _listed(methods), quick=quick)
+    if not grid.units:
+        raise ParameterError(
+            "These options leave nothing to run.",
+            "Rows that are trained on draws have no likelihood, and some tables have one score or window only.",
+            "Leave out --scores or --windows.",
+        )
     if not render:
         done = grid.run(workers, engine=engine, address=address)
         typer.echo(f"{done} of {len(grid.units)} units done; lines in {grid.records.path}")
-    lines = grid.records.read()
+    lines = _found(grid.records)
     for written in tables.write(folder, table, lines) if table in PDE else forecast_tables.write(folder, lines):
         typer.echo(f"Written: {written}")
 
@@ -90,15 +98,32 @@ def _timing(folder: Path, chosen: list[str], quick: bool, render: bool) -> None:
     """Seconds per epoch of the PDE problems and of the data sets that are named; by default of all."""
     from probhard import timing
     from probhard.forecasting.experiments import DATASETS
-    from probhard.records import Records
 
     path = folder / "timing.jsonl"
     if not render:
-        problems = [name for name in chosen or ("heat", "pme", "advection", "stefan") if name not in DATASETS]
+        check_choices("problem", chosen, (*PROBLEMS, *DATASETS))
+        problems = [name for name in chosen or PROBLEMS if name not in DATASETS]
         datasets = [name for name in chosen or DATASETS if name in DATASETS]
         timing.run(path, [timing.pde_cases(problems), timing.forecast_cases(datasets)], 1.0 if quick else 20.0)
-    for written in timing.write(folder, Records(path, timing.KEYS).read()):
+    for written in timing.write(folder, _found(Records(path, timing.KEYS))):
         typer.echo(f"Written: {written}")
+
+
+def _found(records: Records) -> list[dict[str, Any]]:
+    """The lines, of which there must be some: a page without any would replace one that had."""
+    lines = records.read()
+    if not lines:
+        raise ParameterError(
+            f"{records.path} holds no result lines.", "There is nothing to render.", "Run without --render first."
+        )
+    return lines
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in _listed(text)]
+    except ValueError as error:
+        raise ParameterError(f"--seeds {text} are not numbers.", "Seeds are integers.", "Pass 0,1,2.") from error
 
 
 def _listed(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import scipy
 import torch
+import typer
 from torch import Tensor
 
 import probhard
@@ -118,6 +119,15 @@ class Certificate:
 
 def _plain(extent: Extent) -> dict[str, Any]:
     return {name: value if name == "points" or extent.points else None for name, value in vars(extent).items()}
+
+
+def conclude(certificate: Certificate, path: Path, text: str) -> None:
+    """Save the certificate beside what was written, print a text, and end with a status that tells."""
+    beside = path.with_suffix(".json")
+    certificate.save(beside)
+    typer.echo(f"{text}\nCertificate: {beside}")
+    if not certificate.feasible:
+        raise typer.Exit(INFEASIBLE)
 
 
 def versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import INFEASIBLE, Certificate, check_path, sha256
+from probhard.cli.certificate import Certificate, check_path, conclude, sha256
 from probhard.cli.project import PICTURES
 from probhard.cli.stored import BUDGET, Job, Law
 from probhard.cli.train import CONFIG, GRID, MODEL, TRAINED_ON
@@ -56,10 +56,7 @@ def predict(
         write_npz(path, {**samples.data.arrays, **results})
         if figure is not None:
             _picture(figure, samples, law, results)
-    certificate.save(path.with_suffix(".json"))
-    typer.echo(f"{certificate.table()}\nFields: {path}\nCertificate: {path.with_suffix('.json')}")
-    if not certificate.feasible:
-        raise typer.Exit(INFEASIBLE)
+    conclude(certificate, path, f"{certificate.table()}\nFields: {path}")
 
 
 def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:

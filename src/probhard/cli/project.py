@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import INFEASIBLE, Certificate, check_path, sha256
+from probhard.cli.certificate import Certificate, check_path, conclude, sha256
 from probhard.cli.stored import Job, Law
 from probhard.errors import ParameterError
 from probhard.fields import Cells, read_fields, write_npz
@@ -71,10 +71,7 @@ def project(
         write_npz(path, {**arrays, **results})
         if figure is not None:
             picture(figure, job, results)
-    certificate.save(path.with_suffix(".json"))
-    typer.echo(f"{certificate.table()}\nFields: {path}\nCertificate: {path.with_suffix('.json')}")
-    if not certificate.feasible:
-        raise typer.Exit(INFEASIBLE)
+    conclude(certificate, path, f"{certificate.table()}\nFields: {path}")
 
 
 def picture(path: Path, job: Job, results: dict[str, np.ndarray]) -> None:

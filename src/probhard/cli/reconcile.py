@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import typer
 
-from probhard.cli.certificate import INFEASIBLE, TOLERANCE, Certificate, check_path, sha256
+from probhard.cli.certificate import TOLERANCE, Certificate, check_path, conclude, sha256
 from probhard.cli.frames import SUFFIXES, numeric, read, write
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
@@ -108,10 +108,7 @@ def reconcile(
         other = path.with_name(f"{path.stem}-draws{path.suffix}")
         write(other, table.long(drawn))
         paths += f"\nDraws: {other}"
-    certificate.save(path.with_suffix(".json"))
-    typer.echo(f"{summary(certificate)}\n{paths}\nCertificate: {path.with_suffix('.json')}")
-    if not certificate.feasible:
-        raise typer.Exit(INFEASIBLE)
+    conclude(certificate, path, f"{summary(certificate)}\n{paths}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probhard.errors import check_choices
 from probhard.forecasting import baselines, classical, pool
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.datasets import load
@@ -278,6 +279,9 @@ def grid(
 ) -> Grid:
     """All jobs of the table, the paper's window first, slow classical fits last."""
     known = ("naive", *TRAINED, *classical.MODELS, POOL)
+    check_choices("method", kinds, known)
+    check_choices("window", windows, ("paper", "rolling"))
+    check_choices("data set", datasets, DATASETS)
     jobs: list[Unit] = []
     for window in windows:
         for kind in kinds or known:

@@ -18,6 +18,7 @@ from torch.nn.functional import softplus
 from probhard.covariance import Diagonal
 from probhard.distribution import LocationScale
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
+from probhard.pde.operators import FLOOR
 
 
 class OperatorBackbone(nn.Module):
@@ -81,7 +82,9 @@ class OperatorBackbone(nn.Module):
             )
         outputs = outputs.flatten(2)
         mean = outputs[:, 0]
-        variance = softplus(outputs[:, 1]) if self.stddev is None else (2 * self.log_stddev).exp().expand_as(mean)
+        variance = (
+            softplus(outputs[:, 1]) + FLOOR if self.stddev is None else (2 * self.log_stddev).exp().expand_as(mean)
+        )
         return LocationScale(mean, Diagonal(variance), validate_args=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

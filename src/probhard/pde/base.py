@@ -125,7 +125,10 @@ class Problem(ABC):
         return self.lower + (self.upper - self.lower) * unit
 
     def split(self, seed: int, train: int = 160, validation: int = 40, test: int = 100) -> Split:
-        """Parameters of an experiment; those of the test are drawn first, whatever the other sizes are."""
+        """Parameters of an experiment; those of the test are drawn first, whatever the other sizes are.
+
+        The same seed gives other parameters in another ``dtype``.
+        """
         generator = torch.Generator().manual_seed(seed)
         tested, trained, validated = (self.parameters(count, generator) for count in (test, train, validation))
         return Split(trained, validated, tested)

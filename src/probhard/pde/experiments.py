@@ -21,13 +21,14 @@ from probhard import score as scores
 from probhard.constraints import Box, NonNegative, TotalVariationDiminishing, TotalVariationPenalty, per_slice
 from probhard.constraints.base import Constraint
 from probhard.distribution import LocationScale
+from probhard.errors import check_choices
 from probhard.grid import Grid
 from probhard.method import METHODS, PENALTIES, Method, Step
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.laws import known_values, porous_medium_law
 from probhard.pde.operators import VarianceNO
-from probhard.pde.problems import PROBLEMS, PorousMedium
+from probhard.pde.problems import PROBLEMS, Advection, PorousMedium, Stefan
 from probhard.projection import Projected
 from probhard.records import Records
 from probhard.training import Schedule, fit
@@ -240,8 +241,8 @@ class Job:
         problem = table.problems[self.problem]()
         backbone, about = self._train(table, problem, folder, progress)
         exact = replace(problem, dtype=torch.float64)
-        parts = exact.split(self.seed, *self.sizes)
-        test, validation = dataset(exact, parts.test), dataset(exact, parts.validation)
+        test = dataset(exact, exact.split(self.seed, *self.sizes).test)
+        validation = dataset(exact, problem.split(self.seed, *self.sizes).validation.double())  # as in training
         backbone.double()
         lines = []
         for key in self.expected():
@@ -315,6 +316,7 @@ def evaluate(
     crps_marginals is the closed form for mean and variance, exact without inequalities; crps_draws the unbiased
     estimate from the draws. mse_free leaves out slices on which mass and bounds leave a single point. covered_90 is the
     share of targets in the central 90 % of the draws, infeasible the share of draws that the projection flagged.
+    ce_mass is ce_mean for the mass where that is not the law, ce_paper for the paper's mass where that is another.
     """
     assert test.target is not None
     total: dict[str, Tensor] = {}
@@ -343,12 +345,22 @@ def evaluate(
             "negative": (draws < 0).double().mean((0, -1)),
             "infeasible": flagged.double().mean(0),
         }
+        for name, other in _other_laws(problem, law).items():
+            figures[name] = other.constraint(part.context).residual(forecast.mean).abs().sum(-1)
         for name, value in figures.items():
             total[name] = total.get(name, torch.tensor(0.0)) + value.sum()
     points = float(total.pop("free_points"))
     free_mse = float(total.pop("free_errors")) / max(points, 1.0)
     means = {name: float(value) / len(test.target) for name, value in total.items()}
     return {**means, "mse_free": free_mse, "ce_draws": float(largest)}
+
+
+def _other_laws(problem: Problem, law: Rule) -> dict[str, Problem]:
+    """Problems whose mass is reported beside the residuals of the law."""
+    found = {} if law is RULES["mass"] else {"ce_mass": problem}
+    if isinstance(problem, Stefan | Advection):
+        found["ce_paper"] = replace(problem, law="paper")
+    return found
 
 
 def _draws(forecast: Projected | LocationScale, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
@@ -385,6 +397,9 @@ def grid(
 ) -> Grid:
     """All jobs of a table, the most telling first; rows that are trained on draws have a CRPS only."""
     known = TABLES[table]
+    check_choices("problem", problems, list(known.problems))
+    check_choices("method", trained, known.order)  # the others come with base
+    check_choices("score", objectives, ("crps", "nll"))
     first = round(known.warm_up * epochs)
     jobs = [
         Job(table, problem, row, score, seed, Schedule(epochs, warm_up=0 if row == "base" else first), **options)

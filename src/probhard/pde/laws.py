@@ -25,7 +25,7 @@ from probhard.constraints.conservation import trapezoid_weights
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.errors import ParameterError, ShapeError, check_choice, checking
-from probhard.pde.problems import PorousMedium
+from probhard.pde.problems import PorousMedium, power_of
 from probhard.structure.blocks import BlockRows, Mixed
 from probhard.structure.system import LinearSystem
 
@@ -53,7 +53,7 @@ def known_values(problem: PorousMedium, m: Tensor | float) -> LinearEquality:
     There are nx + nt - 1 of them: the corner u(0, 0) is named once.
     """
     m, times, _ = _exact(problem, m)
-    b = pad(_power(m * times[1:], 1 / m), (problem.points, 0))
+    b = pad(power_of(m * times[1:], 1 / m), (problem.points, 0))
     return LinearEquality.from_system(_picks(*problem.shape), b)
 
 
@@ -159,7 +159,7 @@ class _PorousMediumRows:
         base = m._base if m._base is not None else m
         if plain and self._known is not None and self._known[0] is base and self._known[1] == base._version:
             return self._known[2], self._known[3]
-        weights, bound = self._weights(m), PASSAGE * _power(m * self.grid.diff().to(m), 2 / m)
+        weights, bound = self._weights(m), PASSAGE * power_of(m * self.grid.diff().to(m), 2 / m)
         if plain:
             self._known = (base, base._version, weights, bound)
         return weights, bound
@@ -170,8 +170,8 @@ class _PorousMediumRows:
         m = m.squeeze(-1)
         first, step = times[:-1], times.diff()
         # moments 0 and 1 of u0 over each step
-        zeroth = (_power(m * times, 1 + 1 / m) / (m + 1)).diff()
-        moment = (times * _power(m * times, 1 + 1 / m) / (2 * m + 1)).diff()
+        zeroth = (power_of(m * times, 1 + 1 / m) / (m + 1)).diff()
+        moment = (times * power_of(m * times, 1 + 1 / m) / (2 * m + 1)).diff()
         late = (moment - first * zeroth) / step
         early = zeroth - late
         held = torch.cat([late[..., :1] + early[..., :1], late[..., 1:]], -1)  # s(0) := s(t_1)
@@ -304,15 +304,9 @@ def _as_slices(u: Tensor, slices: int, width: int) -> Tensor:
     return u.unflatten(-1, (slices, width))
 
 
-def _power(base: Tensor, exponent: Tensor) -> Tensor:
-    """``base^exponent`` for base >= 0, with value and all derivatives 0 where the base is 0."""
-    inside = base > 0
-    return torch.where(inside, torch.where(inside, base, 1.0) ** exponent, 0.0)
-
-
 def _signed_power(u: Tensor, m: Tensor) -> Tensor:
     """``sign(u) |u|^m``."""
-    return u.sign() * _power(u.abs(), m)
+    return u.sign() * power_of(u.abs(), m)
 
 
 def _ratio(power: Tensor, u: Tensor) -> Tensor:

@@ -89,14 +89,14 @@ class PorousMedium(_Front):
 
     def solution(self, parameter: Tensor | float) -> Tensor:
         m, time, place = self._broadcast(parameter)
-        return _power(m * (time - place), 1 / m)
+        return power_of(m * (time - place), 1 / m)
 
     def mass(self, parameter: Tensor | float) -> Tensor:
         m, times = self._in_time(parameter)
-        return _power(m * times, 1 + 1 / m) / (m + 1)
+        return power_of(m * times, 1 + 1 / m) / (m + 1)
 
     def _height(self, value: Tensor, time: Tensor) -> Tensor:
-        return _power(value * time, 1 / value)
+        return power_of(value * time, 1 / value)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _similarity(threshold: Tensor) -> tuple[Tensor, Tensor]:
     return root.to(threshold.dtype), ((1 - given) / torch.erf(root)).to(threshold.dtype)
 
 
-def _power(base: Tensor, exponent: Tensor) -> Tensor:
+def power_of(base: Tensor, exponent: Tensor) -> Tensor:
     """``relu(base)^exponent``, with value and gradient 0 where the base is not positive."""
     inside = base > 0
     # Both branches of where() enter the gradient: the unused one must be finite, hence 1 in place of 0.

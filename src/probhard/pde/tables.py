@@ -1,6 +1,7 @@
 """Result lines as tables and figures, beside the paper's own figures.
 
-Nothing is computed here but means and spreads over seeds: what a table shows is what its file of lines holds.
+Nothing is computed here but means and spreads over seeds: what a table shows is what its file of lines holds, beside
+figures of the paper and ``NEAREST``, which no training can change.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from probhard.pde.experiments import TABLES
 
 Line = Mapping[str, Any]
 
@@ -27,6 +30,41 @@ TITLES = {
     "negative": "negative values of draws",
     "outside_bounds": "values beyond bounds",
     "mse_free": "MSE where free",
+    "infeasible": "flagged draws",
+    "ce_mass": "CE of the mean, mass",
+    "ce_paper": "CE of the mean, paper's law",
+}
+FURTHER = {"infeasible": 1e-2, "ce_mass": 1e-3, "ce_paper": 1e-3}  # where lines have them
+LEGEND = {
+    "pde-linear": """
+MSE and CRPS are means over the grid points of 100 test fields; CE of the mean is the mean over fields of the summed
+|mass of the mean - exact mass|, CE of the worst draw the largest such difference of a slice over 100 draws per field.
+Every law is the exact one; the paper's laws of Stefan and advection ignore that fronts leave.
+
+- base, softc: the network alone; with a penalty chosen on validation data.
+- probconserv, probhard-inf: base, projected obliquely at inference. For a linear law both are the same.
+- hardc: the mean projected, the variance kept, so draws miss. probhard-ob, -or: both projected, and trained so.
+- probhard-physics, -or: mass, bounds and monotony at once, trained on projected draws, which have a CRPS but no
+  likelihood; -inf: at inference only.
+- MSE where free: without the slices on which mass and bounds leave a single field.
+- The nearest field that obeys physics misses the exact one, since that misses the trapezoid law: Stefan's by
+  u(0, 0) = 1 alone, where law and bounds ask for 0. On the whole grid no method that obeys can do better.
+""",
+    "pde-nonlinear": """
+As in pde-linear.md, with 20 draws per field; the law is the flux law of the porous medium, CE its residuals.
+probconserv obeys the mass alone. -known: initial and boundary values; -positive: and u >= 0; -flux: the values and the
+flux law; without such an ending, all of it. -inf: at inference only.
+
+![Profile](pde-nonlinear.png)
+""",
+    "tvd": """
+Every row of total variation also keeps 0 <= u <= 1, which the paper's does not: that no value is negative is by
+construction. probhard-tv is a penalty whose weight is chosen on validation data, probhard-tvd obeys a variation that
+never grows in time. The profile is at t = 0.152: by t = 0.505, which the paper names, this front has left. Where the
+place of the front is uncertain, steep draws differ more from each other than smeared ones, so the spread is larger.
+
+![Profile](tvd.png)
+""",
 }
 SHOWN = {
     "pde-nonlinear": ("Porous medium, m = 3.88, t = 0.505", ("base", "probconserv", "probhard-inf", "probhard-or")),
@@ -41,7 +79,6 @@ ABLATION = {  # parts of the nonlinear constraint, and the end of their rows' na
 # MSE (1e-5) of the field that is nearest to the exact one among those that obey mass, bounds and monotony: exact fields
 # miss the trapezoid law a little. Stefan's is all due to u(0, 0) = 1, where the law and u >= 0 ask for 0.
 NEAREST = {"heat": 0.0, "pme": 0.0317, "stefan": 50.4, "advection": 2.27}
-REUSED = ("probconserv",)  # their seconds are those of the base network
 _LINEAR = ("probhard-ob", "probhard-or", "hardc", "probconserv", "softc", "base")
 _NONLINEAR = ("probhard-ob", "probhard-or", "probhard-inf", "probconserv", "base")
 
@@ -71,6 +108,24 @@ PAPER: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = {
 }
 
 
+PAPER_CE: dict[tuple[Any, ...], dict[str, float]] = {  # of the rows that miss, in the units above; the others' are 0
+    ("heat", "crps"): {"softc": 0.852, "base": 1.76},
+    ("heat", "nll"): {"softc": 4.806, "base": 34.3},
+    ("pme", "crps"): {"softc": 17.1, "base": 20.2},
+    ("pme", "nll"): {"softc": 29.3, "base": 27.2},
+    ("advection", "crps"): {"softc": 19.3, "base": 18.9},
+    ("advection", "nll"): {"softc": 183, "base": 182},
+    ("stefan", "crps"): {"softc": 167, "base": 180},
+    ("stefan", "nll"): {"softc": 169, "base": 169},
+    ("pme", (2, 3), "crps"): {"base": 0.020},
+    ("pme", (2, 3), "nll"): {"base": 0.028},
+    ("pme", (3, 4), "crps"): {"base": 14.8},
+    ("pme", (3, 4), "nll"): {"base": 34.1},
+    ("pme", (4, 5), "crps"): {"base": 22.8},
+    ("pme", (4, 5), "nll"): {"base": 59.7},
+}
+
+
 def write(folder: Path, table: str, lines: Sequence[Line]) -> list[Path]:
     """Write the table as Markdown and, where there are profiles, the figure; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,18 +143,37 @@ def render(table: str, lines: Sequence[Line]) -> str:
     for line in lines:
         span = (tuple(map(int, line["m_range"])),) if "m_range" in line else ()
         parts.setdefault((line["problem"], *span, line["score"], line["epochs"]), []).append(line)
-    hours = (
-        sum(line["seconds"] for line in lines if not line["method"].startswith(REUSED) and "-inf" not in line["method"])
-        / 3600
-    )
+    trained = [line for line in lines if line["method"] == "base" or not _reuses_base(table, line["method"])]
+    hours = sum(line["seconds"] for line in trained) / 3600
     head = [
         f"# Table {table}",
         "",
-        f"Rendered by `probhard bench {table} --render` from `{table}.jsonl`: {len(lines)} lines, {hours:.1f} hours of",
-        "one thread. Means over seeds, +- population standard deviation. Rows are sorted by CRPS.",
+        f"Rendered by `probhard bench {table} --render` from `{table}.jsonl`: {len(lines)} lines,",
+        f"at least {hours:.1f} hours of one thread (of the first resumed runs, the last part alone was counted),",
+        "made by",
+        *_commands(table, lines),
         "",
+        "Means over seeds, +- population standard deviation. Rows are sorted by CRPS.",
+        "",
+        LEGEND[table].lstrip("\n"),
     ]
     return "\n".join([*head, *_best(table, parts), *(_part(table, key, parts[key]) for key in sorted(parts, key=str))])
+
+
+def _reuses_base(table: str, method: str) -> bool:
+    row = TABLES[table].rows.get(method)
+    return row is not None and row.reuses_base
+
+
+def _commands(table: str, lines: Sequence[Line]) -> list[str]:
+    """The commands that give all lines, and more."""
+    runs: dict[int, set[int]] = {}
+    for line in lines:
+        runs.setdefault(line["epochs"], set()).add(line["seed"])
+    return [
+        f"`probhard bench {table} --epochs {epochs} --seeds {','.join(map(str, sorted(runs[epochs])))}`"
+        for epochs in sorted(runs)
+    ]
 
 
 def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[str]:
@@ -110,7 +184,7 @@ def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[s
     names = ("mse", "crps")
     head = [f"{whose} {TITLES[name]} ({_unit(UNITS[table][name])})" for name in names for whose in ("paper's", "our")]
     known = NEAREST if table == "pde-linear" else {}
-    head += ["MSE of the nearest field that obeys physics"] if known else []
+    head += ["MSE of the nearest field that obeys physics (1e-5)"] if known else []
     text = ["## Smallest figures", "", f"| problem | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
     for problem in problems:
         cells = []
@@ -138,11 +212,12 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
     units = dict(UNITS[table])
     if any(not 0.8 <= line.get("mse_free", line["mse"]) / line["mse"] <= 1.2 for line in lines):
         units["mse_free"] = units["mse"]  # some slices leave one point only
-    paper = PAPER.get(key[:-1], {})
+    units |= {name: unit for name, unit in FURTHER.items() if any(line.get(name) is not None for line in lines)}
+    paper, missed = PAPER.get(key[:-1], {}), PAPER_CE.get(key[:-1], {})
     seeds = sorted({line["seed"] for line in lines})
     head = [f"{TITLES[name]} ({_unit(unit)})" for name, unit in units.items()]
     if paper:
-        head += ["paper's MSE", "paper's CRPS"]
+        head += ["paper's MSE", "paper's CE", "paper's CRPS"]
     text = [
         f"### {_title(key[:-2])}; trained with {key[-2]}, {key[-1]} epochs, seeds {', '.join(map(str, seeds))}",
         "",
@@ -152,7 +227,8 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
     for method in sorted({line["method"] for line in lines}, key=lambda name: _mean(lines, name, "crps")):
         cells = [_cell(lines, method, name, unit) for name, unit in units.items()]
         if paper:
-            cells += [f"{value:g}" for value in paper[method]] if method in paper else ["", ""]
+            mse, crps = paper.get(method, ("", ""))
+            cells += [f"{value}" for value in (mse, missed.get(method, 0) if method in paper else "", crps)]
         text.append(f"| {method} | {' | '.join(cells)} |")
     if table == "pde-nonlinear":
         text += _ablation(lines, units)
@@ -169,6 +245,9 @@ def _ablation(lines: Sequence[Line], units: Mapping[str, float]) -> list[str]:
     for part, end in ABLATION.items():
         # the inference-only rows of a part are orthogonal too, but are named without it
         rows[part] = [f"{kind.removesuffix('-or') if end and '-inf' in kind else kind}{end}" for kind in kinds.values()]
+    found = {line["method"] for line in lines}
+    if not any(method in found for part in ABLATION for method in rows[part] if part != list(ABLATION)[-1]):
+        return []
     for part, methods in rows.items():
         cells = [_cell(lines, method, name, units[name]) for method in methods for name in names]
         text.append(f"| {part} | {' | '.join(cells)} |")
@@ -221,7 +300,7 @@ def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[st
         low = [max(m - 3 * s, floor) for m, s in zip(mean, spread)]
         high = [min(m + 3 * s, ceiling) for m, s in zip(mean, spread)]
         above, below = axes[0][column], axes[1][column]
-        above.fill_between(grid, low, high, alpha=0.3, lw=0, label="3 std. dev. of the draws")
+        above.fill_between(grid, low, high, alpha=0.3, lw=0, label="3 std. dev. of the draws, within their range")
         above.plot(grid, mean, ls="--", label="mean")
         above.plot(grid, exact, color="black", lw=1, label="exact")
         above.axhline(0, color="grey", lw=0.5)
