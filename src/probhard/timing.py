@@ -1,8 +1,8 @@
 """Training time per epoch, sampling-free against samples, in the same run: the paper's timing figure.
 
-For every case the steps of all methods are taken in turn, so that all see the same machine; an epoch is the median
-step times the steps of an epoch. ``base`` is the unconstrained network; the methods that train on 100 projected draws
-are the paper's alternative to closed-form moments.
+For every case the steps of all methods are taken in turn, in rotation, so that all see the same machine; an epoch is
+the median step times the steps of an epoch. ``base`` is the unconstrained network; the methods that train on 100
+projected draws are the paper's alternative to closed-form moments.
 """
 
 from __future__ import annotations
@@ -104,16 +104,18 @@ def _step(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable
 
 
 def measure(case: Case, budget: float = 20.0) -> list[dict[str, Any]]:
-    """Seconds per epoch of every method, for as many rounds as fit the budget in seconds, at least three."""
+    """Seconds per epoch of every method, for as many rounds as fit the budget in seconds, at least four."""
     for step in case.steps.values():
         step()  # warm up
     seconds: dict[str, list[float]] = {name: [] for name in case.steps}
     begun = time.perf_counter()
-    while len(seconds["base"]) < 3 or (time.perf_counter() - begun < budget and len(seconds["base"]) < 30):
-        for name, step in case.steps.items():
+    names = list(case.steps)
+    while len(seconds["base"]) < 4 or (time.perf_counter() - begun < budget and len(seconds["base"]) < 32):
+        for name in names:
             started = time.perf_counter()
-            step()
+            case.steps[name]()
             seconds[name].append(time.perf_counter() - started)
+        names = [*names[1:], names[0]]  # none always follows the same other
     median = {name: statistics.median(found) for name, found in seconds.items()}
     return [
         {
