@@ -19,7 +19,7 @@ from probhard.method import METHODS, Method, Step
 from probhard.model import Batch
 from probhard.pde import PROBLEMS, Advection, PorousMedium, Problem, porous_medium_law
 from probhard.pde.adapters import OperatorBackbone
-from probhard.pde.experiments import dataset
+from probhard.pde.measures import dataset
 from probhard.pde.operators import VarianceNO
 
 FIELDS = 20

@@ -15,7 +15,8 @@ import probhard as ph
 from probhard.cli import main
 from probhard.executors import Executor, executor
 from probhard.forecasting.distributed import _parents, cut, reconcile
-from probhard.forecasting.reconciliation import METRICS, Forecasts, Reconciliation
+from probhard.forecasting.given import Forecasts
+from probhard.forecasting.reconciliation import METRICS, Reconciliation
 
 STEPS = 3
 

@@ -9,8 +9,9 @@ import torch
 
 import probhard as ph
 from probhard.cli import main
-from probhard.pde import experiments, tables
-from probhard.pde.experiments import LINEAR, NONLINEAR, RULES, TABLES, TVD, dataset, evaluate
+from probhard.pde import experiments, measures, tables
+from probhard.pde.experiments import LINEAR, NONLINEAR, RULES, TABLES, TVD
+from probhard.pde.measures import dataset, evaluate
 from probhard.pde.problems import PROBLEMS
 
 pytest.importorskip("lightning", reason="lightning is not installed")
@@ -122,7 +123,7 @@ class Known(torch.nn.Module):
 
 
 def test_figures_against_plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "CHUNK", 4)
+    monkeypatch.setattr(measures, "CHUNK", 4)
     problem = PROBLEMS["advection"](dtype=torch.float64)
     test = dataset(problem, torch.full((4,), 1.3))
     error = 0.05 * torch.randn(2000, generator=torch.Generator().manual_seed(0))

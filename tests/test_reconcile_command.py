@@ -14,7 +14,8 @@ import torch
 
 import probhard as ph
 from probhard.cli import frames, main
-from probhard.forecasting.reconciliation import Forecasts, Reconciliation
+from probhard.forecasting.given import Forecasts
+from probhard.forecasting.reconciliation import Reconciliation
 
 pd = pytest.importorskip("pandas")
 RANDOM = np.random.default_rng(5)

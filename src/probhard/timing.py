@@ -50,7 +50,8 @@ def pde_cases(problems: Sequence[str]) -> Iterator[Case]:
     from functools import partial
 
     from probhard.model import ConstrainedModel
-    from probhard.pde.experiments import RULES, dataset
+    from probhard.pde.experiments import RULES
+    from probhard.pde.measures import dataset
     from probhard.pde.operators import VarianceNO
     from probhard.pde.problems import PROBLEMS
 

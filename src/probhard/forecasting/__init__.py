@@ -18,8 +18,9 @@ from probhard.forecasting.evaluation import (
     pooled_crps,
 )
 from probhard.forecasting.frames import from_frame, to_long
+from probhard.forecasting.given import Forecasts
 from probhard.forecasting.nixtla import ProjectionReconciler
-from probhard.forecasting.reconciliation import Forecasts, Reconciled, Reconciliation
+from probhard.forecasting.reconciliation import Reconciled, Reconciliation
 from probhard.forecasting.temporal import CrossTemporal, cross_temporal
 
 if TYPE_CHECKING:

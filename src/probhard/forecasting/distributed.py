@@ -29,9 +29,9 @@ import torch
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.executors import Executor
+from probhard.forecasting.given import Forecasts
 from probhard.forecasting.reconciliation import (
     CHUNK,
-    Forecasts,
     Reconciled,
     Reconciliation,
     everywhere,

@@ -22,7 +22,8 @@ import scipy.sparse as sp
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, check_choice
 from probhard.forecasting.frames import TOTAL, is_total
-from probhard.forecasting.reconciliation import METRICS, Forecasts, Reconciled, Reconciliation
+from probhard.forecasting.given import Forecasts
+from probhard.forecasting.reconciliation import METRICS, Reconciled, Reconciliation
 
 INTERVAL = re.compile(r"(?P<model>.+)[-_.](?P<side>lo(?:w|wer)?|hi(?:gh)?|upper)[-_.]?(?P<level>\d+(?:\.\d+)?)")
 QUANTILE = re.compile(r"(?:(?P<model>.+)[-_])?ql?_?(?P<probability>0?\.\d+)|(?P<bare>0?\.\d+)")

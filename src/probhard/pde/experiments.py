@@ -1,8 +1,7 @@
 """The paper's tables of PDE surrogates: every method on every problem, trained and measured alike.
 
 A job trains one network and measures all that can be made of it: the unconstrained network also serves the methods that
-act at inference only. Figures are plain means over the grid points of 100 test fields: mse and crps; ce_mean, the mean
-over fields of the summed absolute residuals of the mean; ce_draws, the largest absolute residual of all draws.
+act at inference only. The figures are those of ``measures`` on 100 test fields.
 """
 
 from __future__ import annotations
@@ -20,26 +19,22 @@ from torch import Tensor
 from probhard import score as scores
 from probhard.constraints import Box, NonNegative, TotalVariationDiminishing, TotalVariationPenalty, per_slice
 from probhard.constraints.base import Constraint
-from probhard.distribution import LocationScale
 from probhard.errors import check_choices
 from probhard.grid import Grid
 from probhard.method import METHODS, PENALTIES, Method, Step
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.laws import known_values, porous_medium_law
+from probhard.pde.measures import Rule, dataset, drawn, evaluate, profile
 from probhard.pde.operators import VarianceNO
-from probhard.pde.problems import PROBLEMS, Advection, PorousMedium, Stefan
-from probhard.projection import Projected
+from probhard.pde.problems import PROBLEMS, PorousMedium
 from probhard.records import Records
 from probhard.training import Schedule, fit
 
-CHUNK = 10  # fields measured at a time
 TRAINING_DRAWS = 8  # where there is no closed form to train on
 VALIDATION_DRAWS = 20  # per field, where a choice is made
 VARIATIONS = (1.0, 10.0, 100.0)  # weights of the total variation penalty to choose from, per unit of log density
 KEYS = ("problem", "method", "score", "seed", "epochs")
-
-Rule = Callable[[Problem, Tensor], Constraint]
 
 
 def _law(problem: Problem, parameter: Tensor) -> Constraint:
@@ -273,7 +268,7 @@ class Job:
             forecast = model.forecast(validation)
             if exact:
                 return float(scores.crps(forecast, validation.target).mean())
-            draws, _ = _draws(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
+            draws, _ = drawn(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
             return float(scores.crps_ensemble(draws, validation.target, estimator="fair").mean())
 
     def _train(self, table: Table, problem: Problem, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
@@ -295,94 +290,6 @@ class Job:
             found.append((quality, backbone, about if value is None else {**about, "choice": value}))
         _, backbone, about = min(found, key=lambda one: one[0])
         return backbone, {**about, "seconds": seconds}
-
-
-def dataset(problem: Problem, parameters: Tensor) -> Batch:
-    """Inputs, flattened exact fields and parameters as one batch."""
-    return Batch(problem.inputs(parameters), problem.solution(parameters).flatten(-2), None, parameters)
-
-
-@torch.no_grad()
-def evaluate(
-    model: ConstrainedModel,
-    problem: Problem,
-    law: Rule,
-    test: Batch,
-    generator: torch.Generator,
-    count: int = 100,
-) -> dict[str, float]:
-    """The figures of the module's docstring, and more, for a model on test fields.
-
-    crps_marginals is the closed form for mean and variance, exact without inequalities; crps_draws the unbiased
-    estimate from the draws. mse_free leaves out slices on which mass and bounds leave a single point. covered_90 is the
-    share of targets in the central 90 % of the draws, infeasible the share of draws that the projection flagged.
-    ce_mass is ce_mean for the mass where that is not the law, ce_paper for the paper's mass where that is another.
-    """
-    assert test.target is not None
-    total: dict[str, Tensor] = {}
-    largest = torch.tensor(0.0, dtype=torch.float64)
-    for chunk in torch.arange(len(test.target)).split(CHUNK):
-        part = Batch(test.inputs[chunk], test.target[chunk], None, test.context[chunk])
-        assert part.target is not None
-        forecast = model.forecast(part)
-        draws, flagged = _draws(forecast, generator, count)
-        rows = law(problem, part.context)
-        error = (forecast.mean - part.target).square()
-        free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
-        residuals = rows.residual(draws)
-        largest = torch.maximum(largest, residuals.abs().max())
-        lower, upper = (bound.expand(-1, *problem.shape).flatten(-2) for bound in problem.bounds(part.context))
-        figures = {
-            "mse": error.mean(-1),
-            "crps_marginals": scores.crps(forecast, part.target).mean(-1),
-            "crps_draws": scores.crps_ensemble(draws, part.target, estimator="fair").mean(-1),
-            "ce_mean": rows.residual(forecast.mean).abs().sum(-1),
-            "ce_squares": residuals.square().sum(-1).mean(0),
-            "free_errors": (error * free).sum(-1),
-            "free_points": free.to(error).sum(-1),
-            "covered_90": scores.coverage(draws, part.target).mean(-1),
-            "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
-            "negative": (draws < 0).double().mean((0, -1)),
-            "infeasible": flagged.double().mean(0),
-        }
-        for name, other in _other_laws(problem, law).items():
-            figures[name] = other.constraint(part.context).residual(forecast.mean).abs().sum(-1)
-        for name, value in figures.items():
-            total[name] = total.get(name, torch.tensor(0.0)) + value.sum()
-    points = float(total.pop("free_points"))
-    free_mse = float(total.pop("free_errors")) / max(points, 1.0)
-    means = {name: float(value) / len(test.target) for name, value in total.items()}
-    return {**means, "mse_free": free_mse, "ce_draws": float(largest)}
-
-
-def _other_laws(problem: Problem, law: Rule) -> dict[str, Problem]:
-    """Problems whose mass is reported beside the residuals of the law."""
-    found = {} if law is RULES["mass"] else {"ce_mass": problem}
-    if isinstance(problem, Stefan | Advection):
-        found["ce_paper"] = replace(problem, law="paper")
-    return found
-
-
-def _draws(forecast: Projected | LocationScale, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Draws and whether each of them is flagged as infeasible."""
-    if isinstance(forecast, Projected):
-        solution = forecast.draw((count,), generator)
-        return solution.value, ~solution.stats.converged
-    draws = forecast.sample((count,), generator)
-    return draws, torch.zeros(draws.shape[:-1], dtype=torch.bool)
-
-
-@torch.no_grad()
-def profile(model: ConstrainedModel, problem: Problem, parameter: float, number: int) -> dict[str, Any]:
-    """One slice of the forecast for a parameter, as the paper's figures show it."""
-    one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
-    forecast = model.forecast(one)
-    draws, _ = _draws(forecast, torch.Generator().manual_seed(0), 100)
-    assert one.target is not None
-    cut = slice(number * problem.points, (number + 1) * problem.points)
-    curves = {"exact": one.target[0], "mean": forecast.mean[0], "stddev": draws[:, 0].std(0)}
-    kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
-    return {"parameter": parameter, **kept, "negative": float((draws[:, 0, cut] < 0).double().mean())}
 
 
 def grid(

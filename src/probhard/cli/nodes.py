@@ -1,0 +1,225 @@
+"""A long frame of forecasts, its nodes and the place of each row.
+
+There is one row per node and stamp: ``unique_id, ds, <model>`` with intervals or quantiles (the names are those of
+``forecasting.nixtla``), or one row per node, stamp and ``sample`` or ``draw``. Nodes are tuples of keys, "" where
+summed over; an aggregate is the sum of the bottom nodes that agree with it elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+
+from probhard.cli.frames import numeric
+from probhard.constraints import Hierarchy
+from probhard.errors import ParameterError
+from probhard.forecasting.data import require
+from probhard.forecasting.frames import TOTAL, is_total, named_hierarchy, numbers
+from probhard.forecasting.given import Forecasts
+from probhard.forecasting.nixtla import LONE, Columns, is_quantile, split, tree
+
+ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
+SHOWN = 5  # missing rows that an error names
+KEPT = ("cutoff", "horizon", "h", "step", "fold", "index")  # numbers that are no forecasts, unless asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A long frame with the place of each row: its draw, stamp and node."""
+
+    frame: Any  # pandas
+    hierarchy: Hierarchy
+    keys: dict[str, list[str]]  # key columns of every node
+    stamps: Any  # (H,)
+    samples: Any  # (S,)
+    draw: str | None  # its column
+    place: tuple[np.ndarray, np.ndarray, np.ndarray]  # draw, stamp, node, each (rows,)
+    bottoms_only: bool
+
+    @classmethod
+    def of(cls, frame: Any, keys: Sequence[str], summing: Any) -> Table:
+        """From a frame: by S, by key columns that it has, or by ids."""
+        pandas = require("pandas", "probhard reconcile")
+        keyed = bool(keys) and bool(set(keys) & set(frame.columns))
+        need = [*keys, STAMP] if keyed and summing is None else [ID, STAMP]
+        absent = [name for name in need if name not in frame.columns]
+        if absent:
+            raise ParameterError(
+                f"The forecasts have no column {absent[0]!r}.",
+                "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds'.",
+                f"Rename a column; there are {list(frame.columns)}.",
+            )
+        if summing is not None:
+            hierarchy, columns = named_hierarchy(summing, None, ID), {}
+            nodes: list[tuple[str, ...]] = [(name,) for name in hierarchy.names or ()]
+            rows: list[tuple[str, ...]] = [(name,) for name in frame[ID].astype(str)]
+            made = set(rows) <= set(nodes[hierarchy.aggregates :])
+        else:
+            ids = _texts(frame[ID]) if ID in frame.columns else []
+            rows = list(zip(*(_keys(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
+            matrix, nodes, made = tree(rows)
+            label = dict(zip(rows, ids))
+            hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
+            columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
+        draw = next((name for name in SAMPLES if name in frame.columns), None)
+        step, stamps = pandas.factorize(frame[STAMP], sort=True)
+        sample, samples = pandas.factorize(frame[draw], sort=True) if draw else (np.zeros(len(frame), int), [0])
+        number = {node: i for i, node in enumerate(nodes)}
+        unknown = [row for row in rows if row not in number]
+        if unknown or (step < 0).any() or (sample < 0).any():
+            raise ParameterError(
+                f"The node {'/'.join(unknown[0])!r} has no bottom node." if unknown else "A row has no stamp or draw.",
+                "Its forecast has no place in the sums.",
+                "Add what is missing, leave out its rows, or pass --summing where bottom nodes lie at several depths.",
+            )
+        node = np.array([number[row] for row in rows]) - made * hierarchy.aggregates
+        table = cls(frame, hierarchy, columns, stamps, samples, draw, (sample, step, node), made)
+        table.check()
+        return table
+
+    def check(self) -> None:
+        """Raise unless every node has one row for each stamp and draw."""
+        names = (self.hierarchy.names or ())[self.hierarchy.aggregates * self.bottoms_only :]
+        count = np.zeros((len(self.samples), len(self.stamps), len(names)), dtype=np.int64)
+        np.add.at(count, self.place, 1)
+        wrong = np.argwhere(count != 1)
+        if len(wrong):
+            listed = [f"{names[k]!r} at {self.stamps[j]}" for _, j, k in wrong[:SHOWN]]
+            sample, step, node = wrong[0]
+            found = "no row" if count[sample, step, node] == 0 else f"{count[sample, step, node]} rows"
+            more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            raise ParameterError(
+                f"There is {found} for {', '.join(listed)}{more}.",
+                "Every node needs one forecast at each stamp (and draw), or give bottom nodes alone.",
+                "Add or drop the rows; for trees of unequal depth or crossed ids, pass --summing.",
+            )
+
+    def values(self, column: str) -> np.ndarray:
+        """A column of bounds or fixed values for all nodes, (H, n), NaN where there is none."""
+        self._check_column(column)
+        table = np.full((len(self.stamps), self.hierarchy.variables), np.nan)
+        node = self.place[2] + self.bottoms_only * self.hierarchy.aggregates
+        table[self.place[1], node] = numbers(nw.from_native(self.frame[column], series_only=True))
+        return table
+
+    def _check_column(self, column: str) -> None:
+        if column not in self.frame.columns:
+            raise ParameterError(
+                f"The forecasts have no column {column!r}.",
+                "An option names it.",
+                f"Choose among {list(self.frame.columns)}.",
+            )
+
+    def models(self, asked: str | None, used: Sequence[str | None]) -> list[Columns]:
+        """The models to reconcile: those asked for, or all that columns of numbers belong to."""
+        wanted = [] if asked is None else [name.strip() for name in asked.split(",")]
+        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used, *(() if wanted else KEPT)}
+        columns = [name for name in self.frame.columns if name not in others]
+        if wanted and LONE not in wanted:
+            columns = [name for name in columns if name.startswith(tuple(wanted))]
+        for name in columns:
+            _check_numbers(self.frame[name])
+        found = {one.model: one for one in Columns.of([name for name in columns if numeric(self.frame[name])])}
+        unknown = [name for name in wanted if name not in found]
+        if unknown or not found:
+            raise ParameterError(
+                f"There is no model {unknown[0]!r}." if unknown else "There is no column of numbers to reconcile.",
+                f"A model is a column of its name, or quantiles (NAME-lo-80, NAME-q0.1); {TARGET!r} is what was seen.",
+                f"Name or rename a column; there are {list(self.frame.columns)}.",
+            )
+        return [found[name] for name in wanted or found]
+
+    def others(self, models: Sequence[Columns]) -> list[str]:
+        """Columns that are neither forecasts of these models nor say what a row is."""
+        used = {ID, STAMP, self.draw, *self.keys}
+        used |= {name for columns in models for name in (columns.mean, *columns.quantiles)}
+        return [name for name in self.frame.columns if name not in used]
+
+    def forecasts(self, columns: Columns) -> Forecasts:
+        """The base forecasts of one model, of all nodes or of the bottom ones."""
+        if self.draw is not None:
+            self._check_column(columns.model)
+            return Forecasts(draws=self._cube(columns.model))
+        mean = None if columns.mean is None else self._cube(columns.mean)[0]
+        given = [name for name in columns.quantiles if name in self.frame.columns]
+        if not given:
+            return Forecasts(mean)
+        values = np.stack([self._cube(name)[0] for name in given])
+        return Forecasts.of_quantiles([columns.quantiles[name] for name in given], values, mean)
+
+    def _cube(self, column: str) -> np.ndarray:
+        """A column as (S, H, nodes)."""
+        nodes = self.hierarchy.bottoms if self.bottoms_only else self.hierarchy.variables
+        cube = np.empty((len(self.samples), len(self.stamps), nodes))
+        values = self.frame[column].to_numpy(dtype=np.float64)
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values)))
+            raise ParameterError(
+                f"The column {column!r} is {values[row]} in row {row + 1}, and in {(~np.isfinite(values)).sum()} rows.",
+                "Nothing can be projected from there.",
+                "Fill in the missing forecasts.",
+            )
+        cube[self.place] = values
+        return cube
+
+    def written(self, results: dict[str, np.ndarray]) -> Any:
+        """The frame with these columns, and rows of the aggregates that were made."""
+        pandas = require("pandas", "probhard reconcile")
+        sample, step, node = self.place
+        node = node + self.bottoms_only * self.hierarchy.aggregates
+        values = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
+        frame = self.frame.assign(**values)
+        if not self.bottoms_only:
+            return frame
+        return pandas.concat([frame, self.long(results, self.hierarchy.aggregates)], ignore_index=True)[frame.columns]
+
+    def long(self, results: dict[str, np.ndarray], nodes: int | None = None) -> Any:
+        """All draws of the first nodes, or of all, as a long frame."""
+        pandas = require("pandas", "probhard reconcile")
+        count, names = max(len(cube) for cube in results.values()), (self.hierarchy.names or ())[:nodes]
+        shape = len(names), len(self.stamps), count
+        node, step, sample = (x.ravel() for x in np.indices(shape))
+        labels = {key: [values[i] for i in node] for key, values in self.keys.items()}
+        if ID in self.frame.columns or not labels:
+            labels = {ID: [names[i] for i in node], **labels}
+        samples = {self.draw or SAMPLES[1]: np.asarray(self.samples)[sample] if self.draw else sample}
+        found = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
+        return pandas.DataFrame({**labels, STAMP: np.asarray(self.stamps)[step], **samples, **found})
+
+
+def _texts(column: Any) -> list[str]:
+    return [str(value) for value in column.astype(object).where(column.notna(), "")]
+
+
+def _keys(column: Any) -> list[str]:
+    """A key column, "" where it is summed over."""
+    return ["" if is_total(text) else text for text in _texts(column)]
+
+
+def _check_numbers(column: Any) -> None:
+    """Raise for a column that is of numbers by most of its rows or by its name, but not read as such."""
+    if numeric(column):
+        return
+    texts = {row: text.strip() for row, text in enumerate(_texts(column)) if text.strip()}
+    meant = [row for row, text in texts.items() if _is_number(re.sub(r"[,' ]", "", text))]
+    if 2 * len(meant) <= len(texts) and not (texts and is_quantile(column.name)):
+        return
+    row = next((row for row, text in texts.items() if not _is_number(text)), meant[0] if meant else 0)
+    raise ParameterError(
+        f"The column {column.name!r} has the text {texts[row]!r} in row {row + 1}.",
+        "A column is reconciled as a whole or not at all.",
+        "Write plain numbers, without separators of thousands, or choose other columns with --models.",
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
