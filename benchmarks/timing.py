@@ -163,18 +163,6 @@ def worst(constraint: Constraint, points: Tensor) -> float:
     return float((constraint.violation(points) / size).max())
 
 
-def interleaved(*work: Callable[[], object], repeats: int = 30, warm_up: int = 3) -> list[float]:
-    """Median seconds of each piece of work, run in turn so that all see the same machine."""
-    for _ in range(warm_up):
-        for piece in work:
-            piece()
-    seconds: list[list[float]] = [[] for _ in work]
-    for _ in range(repeats):
-        for piece, found in zip(work, seconds):
-            found.append(_clocked(piece, time.perf_counter))
-    return [_median(found) for found in seconds]
-
-
 def measured(*work: Callable[[], Any]) -> list[Run]:
     """Time pieces of work in turn for about ``BENCH_SECONDS`` (6) together, after a warm-up, and their memory.
 

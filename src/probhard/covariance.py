@@ -176,7 +176,7 @@ class Covariance(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Covariance):
-    """``C = diag(variance)``; ``stddev`` may be given where it is known, to save its root."""
+    """``C = diag(variance)``; ``known_stddev`` saves a root where it is known."""
 
     variance: Tensor  # (*batch, n)
     known_stddev: Tensor | None = None

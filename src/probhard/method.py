@@ -7,7 +7,7 @@
 | hardc                    | mean projected, Q = I, covariance kept  | the same; not feasible beyond its mean    |
 | probconserv              | nothing                                 | oblique, the linear law                   |
 | probhard-inf             | nothing                                 | every draw projected, full constraint     |
-| softc                    | penalty * sum(residual(mean)^2)         | nothing                                   |
+| softc                    | penalty * squared violation of the mean | nothing                                   |
 | hier-e2e                 | 100 draws projected, quantile loss      | every draw projected                      |
 """
 
@@ -42,6 +42,12 @@ class Step:
     linear_only: bool = False
     on_failure: str = "raise"
 
+    def __post_init__(self) -> None:
+        if self.draws < 0:
+            raise ParameterError(
+                f"Got draws={self.draws}.", "It is a number of draws, or 0 for none.", "Pass 0, or 100 as in HierE2E."
+            )
+
     def layer(self) -> DPPL | None:
         """The projection layer of this step, or None."""
         return None if self.metric is None else DPPL(self.metric, self.covariance, on_failure=self.on_failure)
@@ -58,7 +64,7 @@ class Method:
         training: Step applied before the score in training.
         inference: Step applied to forecasts.
         score: ``"crps"``, ``"nll"`` or, for steps with draws, ``"quantile"``.
-        penalty: Weight of the summed squared residuals of the mean in the loss.
+        penalty: Weight of the summed squared residuals and excesses of the mean in the loss.
     """
 
     training: Step = NOTHING

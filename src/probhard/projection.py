@@ -66,6 +66,10 @@ class DPPL(nn.Module):
         check_choice("on_failure", on_failure, FAILURES)
         if solver is not None:
             check_choice("solver", solver, ("dense", "newton"))
+        if draws < 2:
+            raise ParameterError(
+                f"DPPL got draws={draws}.", "Moments come from pairs of fixed draws.", "Pass at least 2; 100 is usual."
+            )
         self.metric = as_metric(metric)
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
@@ -338,7 +342,16 @@ class Projected(td.Distribution):
         self.layer._check(solution.stats, self.projector, z)
         draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # flagged, not averaged
         mean = draws.mean(0)
-        return mean, (draws - mean).square().mean(0)
+        return self._inside(mean), (draws - mean).square().mean(0)
+
+    def _inside(self, mean: Tensor) -> Tensor:
+        """The mean of draws, or, where the set is not convex, the feasible point nearest to it; NaN stays."""
+        if not self.projector.local:
+            return mean
+        known = torch.isfinite(mean).all(-1, keepdim=True)
+        with _no_autocast(mean):
+            solution = self.layer._solved(self.projector, torch.where(known, mean, self.base.loc))
+        return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
 
     def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
         """Draws with failures among them, as ``on_failure`` asks."""
@@ -393,6 +406,10 @@ def _check_cov(z: Tensor, cov: Covariance) -> None:
 
 def _at_least_single(x: Tensor) -> Tensor:
     """Half precision ruins constraints: bfloat16 and float16 are projected, and returned, in float32."""
+    if not x.is_floating_point():
+        raise ParameterError(
+            f"The points have the dtype {x.dtype}.", "A projection moves by fractions.", "Pass x.float() or x.double()."
+        )
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

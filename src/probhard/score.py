@@ -136,6 +136,12 @@ def degenerate(dist: Any) -> Tensor:
 
 def mse(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
     """Squared error of the mean, (*batch, n)."""
+    if isinstance(dist, Tensor):
+        raise ParameterError(
+            f"mse got a tensor of shape {tuple(dist.shape)}.",
+            "Whether it holds means or draws is not known.",
+            "Pass a distribution or (mean, stddev); the error of a point forecast is (point - y).square().",
+        )
     mean = dist.mean if hasattr(dist, "mean") else _marginals(dist, y).mean
     _check_target(mean.shape, y)
     return _masked((_observed(y, mask, mean.detach()) - mean).square(), mask)
@@ -271,7 +277,11 @@ def constraint_error(
     u: Any,  # points or draws (..., n), or a distribution, of which the mean is taken
 ) -> ConstraintViolation:
     """Constraint error CE of points, draws, or the mean of a distribution."""
-    point = u if isinstance(u, Tensor) else u.mean
+    if not isinstance(u, Tensor):
+        from probhard.distribution import as_location_scale
+
+        u = u.mean if hasattr(u, "mean") else as_location_scale(u).mean
+    point = u
     residual, excess = constraint.residual(point), constraint.excess(point).clamp(min=0)  # (..., q), (..., p)
     return ConstraintViolation(
         largest=constraint.violation(point).max(),

@@ -334,6 +334,8 @@ def _diminishing(data: Data, axis: str | None = None) -> Constraint:
 
 def _box(data: Data, lower: Any = None, upper: Any = None) -> Constraint:
     bounds = {"lower": lower, "upper": upper}
+    if lower is None and upper is None:
+        raise ParameterError("It has no bounds.", "It would allow everything.", "Write box: {lower: 0, upper: 1}.")
     return library.Box(**{name: data.everywhere(name, x) for name, x in bounds.items() if x is not None})
 
 

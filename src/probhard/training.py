@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from probhard.errors import MissingExtraError, ParameterError
+from probhard.errors import MissingExtraError, ParameterError, ShapeError
 from probhard.method import METHODS
 from probhard.model import Batch, ConstrainedModel
 
@@ -65,7 +65,7 @@ class Schedule:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        positive = (self.epochs, self.batch_size, self.patience or 1, self.clip or 1)
+        positive = [x for x in (self.epochs, self.batch_size, self.patience, self.clip) if x is not None]
         if min(positive) <= 0 or not self.lr > 0 or self.halvings < 0 or not 0 <= self.warm_up <= self.epochs:
             raise ParameterError(
                 f"Got {self}.",
@@ -270,6 +270,13 @@ def _dataset(data: Any) -> Dataset:
     if content.target is None:
         raise ParameterError(
             "fit() got data without targets.", "There is nothing to learn from.", "Pass (inputs, targets)."
+        )
+    counts = {len(part) for part in tree_leaves((content.inputs, content.target)) if isinstance(part, Tensor)}
+    if len(counts) > 1:
+        raise ShapeError(
+            f"Inputs and targets have {' and '.join(map(str, sorted(counts)))} samples.",
+            "Each input belongs to one target.",
+            "Pass tensors with the same first dimension.",
         )
     return _Tensors(content)
 

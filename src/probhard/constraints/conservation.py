@@ -46,6 +46,7 @@ class Conservation(LinearEquality):
 
     def __init__(self, weights: Tensor, mass: Any) -> None:
         weights = torch.as_tensor(weights)
+        weights = weights if weights.is_floating_point() else weights.to(torch.float64)
         if weights.dim() != 1:
             raise ShapeError(
                 f"The weights have shape {tuple(weights.shape)}.",
@@ -54,6 +55,7 @@ class Conservation(LinearEquality):
             )
         self.weights = weights
         right = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else weights.dtype)
+        right = right if right.is_floating_point() else right.to(weights.dtype)
         self._set(conservation_blocks(weights, 1), right.unsqueeze(-1))
 
     @classmethod

@@ -105,7 +105,7 @@ class Hierarchy(LinearEquality):
         """From a pandas or polars frame of key columns, and the levels as lists of keys.
 
         ``spec`` is Nixtla's: ``[["Country"], ["Country", "State"], ["Country", "State", "Purpose"]]``; the last level
-        is the bottom and must tell the rows apart. Labels are joined by "/" and sorted within a level.
+        is the bottom. Labels are joined by "/" and sorted within a level; rows with the same keys are one series.
         """
         table = nw.from_native(frame, eager_only=True)
         missing = sorted({key for level in spec for key in level} - set(table.columns))
@@ -130,9 +130,17 @@ class Hierarchy(LinearEquality):
                 "Fill or drop those rows.",
             )
         columns = {key: [str(v) for v in distinct.get_column(key).to_list()] for key in spec[-1]}
-        labels = {
-            "/".join(level): ["/".join(parts) for parts in zip(*(columns[key] for key in level))] for level in spec
-        }
+        tuples = {"/".join(level): list(zip(*(columns[key] for key in level))) for level in spec}
+        labels = {name: ["/".join(parts) for parts in level] for name, level in tuples.items()}
+        for name, level in tuples.items():
+            whose: dict[str, tuple[str, ...]] = {}
+            for label, parts in zip(labels[name], level):
+                if whose.setdefault(label, parts) != parts:
+                    raise ParameterError(
+                        f"The keys {whose[label]} and {parts} of the level {name!r} have one label, {label!r}.",
+                        "Labels join keys by '/', so these nodes could not be told apart.",
+                        "Write another character in place of '/' in the keys.",
+                    )
         tags = {level: sorted(set(nodes)) for level, nodes in labels.items()}
         bottom = list(labels.values())[-1]
         tags[next(reversed(labels))] = bottom

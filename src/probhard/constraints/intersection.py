@@ -11,7 +11,6 @@ from probhard.constraints.base import Constraint, same_variables
 from probhard.constraints.box import Box
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
-from probhard.structure.base import Structure
 
 
 class Intersection(Constraint):
@@ -110,11 +109,10 @@ def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEqual
 
     jacobian = None
     if first.given_jacobian is not None and second.given_jacobian is not None:
-        rows = first.given_jacobian, second.given_jacobian
 
         def jacobian(u: Tensor, *args: Any) -> Tensor:
-            found = rows[0](u, *args[:split]), rows[1](u, *args[split:])
-            return torch.cat([x.dense() if isinstance(x, Structure) else x for x in found], -2)
+            found = first.with_args(args[:split]).jacobian(u), second.with_args(args[split:]).jacobian(u)
+            return torch.cat(found, -2)
 
     return NonlinearEquality(fn, (*first.args, *second.args), jacobian)
 

@@ -38,13 +38,7 @@ class LinearEquality(Constraint):
                 "It needs one row per constraint and one column per variable, (*batch, q, n).",
                 "Write a single row as A[None, :].",
             )
-        if isinstance(matrix, Tensor) and not matrix.is_floating_point():
-            if matrix.is_complex():
-                raise ParameterError(
-                    "A is complex.", "Constraints are on real variables.", "Stack real and imaginary parts as rows."
-                )
-            matrix = matrix.to(torch.float64)
-        self._set(_system_of(matrix), b, rank)
+        self._set(_system_of(real_matrix("A", matrix)), b, rank)
 
     def _set(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
         self.system = system
@@ -214,6 +208,15 @@ def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> to
             "They belong to one batch and must broadcast, from the right.",
             "Give both the same leading dimensions.",
         ) from error
+
+
+def real_matrix(name: str, matrix: Any) -> Any:
+    """Dense or sparse rows of real numbers; integers become float64."""
+    if np.iscomplexobj(matrix) or (isinstance(matrix, Tensor) and matrix.is_complex()):
+        raise ParameterError(
+            f"{name} is complex.", "Constraints are on real variables.", "Stack real and imaginary parts as rows."
+        )
+    return matrix if not isinstance(matrix, Tensor) or matrix.is_floating_point() else matrix.to(torch.float64)
 
 
 def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:

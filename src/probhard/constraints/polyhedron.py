@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box, NonNegative
 from probhard.constraints.conservation import Conservation
-from probhard.constraints.linear import broadcast_batch, remembered, scipy_from_sparse
+from probhard.constraints.linear import broadcast_batch, real_matrix, remembered, scipy_from_sparse
 from probhard.covariance import check_finite
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice, checking
 from probhard.structure.base import DenseMap, OnDevice, SparseMap
@@ -57,9 +58,7 @@ class LinearInequality(Constraint):
                 "It needs one row per inequality and one column per variable, (*batch, p, n).",
                 "Write a single row as G[None, :].",
             )
-        if isinstance(matrix, Tensor) and not matrix.is_floating_point():
-            matrix = matrix.to(torch.float64)
-        self._set(_rows_of(matrix), d)
+        self._set(_rows_of(real_matrix("G", matrix)), d)
 
     def _set(self, rows: InequalityRows, d: Any) -> None:
         self.rows = rows
@@ -153,7 +152,32 @@ class LinearInequality(Constraint):
         return f"LinearInequality(rows={self.rows.map.rows}, variables={self.variables})"
 
 
-class Monotone(Constraint):
+class Profiles(Constraint):
+    """A constraint on each of some consecutive profiles, of any width unless one is known."""
+
+    slices: int
+    width: int | None = None
+
+    @property
+    def variables(self) -> int | None:
+        """The number of all points, any if the width is not known."""
+        return None if self.width is None else self.slices * self.width
+
+    def of_width(self, width: int) -> Self:
+        """The same for profiles of so many points."""
+        twin = copy.copy(self)
+        twin.width = width
+        return twin
+
+    def _set_slices(self, slices: int) -> None:
+        if slices < 1:
+            raise ParameterError(
+                f"{type(self).__name__} got slices={slices}.", "There is at least one profile.", "Pass slices >= 1."
+            )
+        self.slices = slices
+
+
+class Monotone(Profiles):
     """``u_i <= u_(i+1)`` (increasing) or ``u_i >= u_(i+1)`` (decreasing), along a profile or each slice of a field.
 
     Args:
@@ -163,12 +187,8 @@ class Monotone(Constraint):
 
     def __init__(self, direction: str = "increasing", slices: int = 1) -> None:
         check_choice("direction", direction, ("increasing", "decreasing"))
-        self.direction, self.slices = direction, slices
-
-    @property
-    def variables(self) -> None:
-        """Any number."""
-        return None
+        self.direction = direction
+        self._set_slices(slices)
 
     @property
     def algorithm(self) -> str:
@@ -193,7 +213,7 @@ class Monotone(Constraint):
         return f"Monotone({self.direction!r}{_slices(self.slices)})"
 
 
-class Simplex(Constraint):
+class Simplex(Profiles):
     """``u >= 0`` and ``sum(u) = total``, along a profile or along each slice of a field.
 
     Args:
@@ -204,7 +224,7 @@ class Simplex(Constraint):
     def __init__(self, total: Any = 1.0, slices: int = 1) -> None:
         given = torch.as_tensor(total, dtype=None if isinstance(total, Tensor) else torch.float64)
         self.total = given if given.is_floating_point() else given.to(torch.float64)
-        self.slices = slices
+        self._set_slices(slices)
         if checking():
             check_finite("The total of the simplex", self.total)
             if bool((self.total < 0).any()):
@@ -215,11 +235,6 @@ class Simplex(Constraint):
                     "Non-negative numbers cannot add up to a negative one.",
                     "Give a total of at least 0.",
                 )
-
-    @property
-    def variables(self) -> None:
-        """Any number."""
-        return None
 
     @property
     def algorithm(self) -> str:

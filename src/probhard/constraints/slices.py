@@ -28,6 +28,8 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
     shape (*batch, nt), a Box bounds of shape (*batch, nt, nx).
     """
     slices, width = shape
+    if min(shape) < 1:
+        raise ShapeError(f"per_slice got shape={shape}.", "A field has slices of points.", "Use (nt, nx), time first.")
     if constraint.variables not in (None, width):
         raise ShapeError(
             f"per_slice got a constraint on {constraint.variables} variables and slices of {width}.",
@@ -45,10 +47,10 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
     if isinstance(constraint, Box):
         return Box(*(_field(bound, slices, width) for bound in (constraint.lower, constraint.upper)))
     if isinstance(constraint, Monotone):
-        return Monotone(constraint.direction, slices)
+        return Monotone(constraint.direction, slices).of_width(width)
     if isinstance(constraint, TotalVariation | TotalVariationPenalty | Simplex):
         data = constraint.total if isinstance(constraint, Simplex) else constraint.amount
-        return type(constraint)(_in_time(data, slices), slices)
+        return type(constraint)(_in_time(data, slices), slices).of_width(width)
     if isinstance(constraint, LinearInequality):
         return _inequality(constraint, slices)
     if isinstance(constraint, NonlinearEquality):
@@ -85,10 +87,15 @@ def _inequality(constraint: LinearInequality, slices: int) -> LinearInequality:
 
 
 def _curved(constraint: NonlinearEquality, slices: int, width: int) -> NonlinearEquality:
-    def fn(u: Tensor, *args: Any) -> Tensor:
-        return constraint.fn(u.unflatten(-1, (slices, width)), *args).flatten(-2)
+    """Data (*batch, nt or 1, own) of slices travels as (*batch, nt * own), since what leads in it is batch."""
+    own = [a.shape[-1] if isinstance(a, Tensor) and a.dim() > 1 else None for a in constraint.args]
+    flat = tuple(a if size is None else _rows_in_time(a, slices) for a, size in zip(constraint.args, own))
 
-    return NonlinearEquality(fn, constraint.args)
+    def fn(u: Tensor, *args: Any) -> Tensor:
+        parts = (a if size is None else a.unflatten(-1, (slices, size)) for a, size in zip(args, own))
+        return constraint.fn(u.unflatten(-1, (slices, width)), *parts).flatten(-2)
+
+    return NonlinearEquality(fn, flat)
 
 
 def _rows_in_time(b: Tensor, slices: int) -> Tensor:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from probhard.constraints.base import Constraint
-from probhard.constraints.polyhedron import profiles
+from probhard.constraints.polyhedron import Profiles, profiles
 from probhard.errors import ParameterError, ShapeError, checking
 
 
-class _Variation(Constraint):
+class _Variation(Profiles):
     """An amount for each profile."""
 
     amount: Tensor
@@ -26,18 +26,13 @@ class _Variation(Constraint):
     def __init__(self, amount: Any, slices: int) -> None:
         given = torch.as_tensor(amount, dtype=None if isinstance(amount, Tensor) else torch.float64)
         self.amount = given if given.is_floating_point() else given.to(torch.float64)
-        self.slices = slices
+        self._set_slices(slices)
         if checking() and not bool((self.amount >= 0).all()):
             raise ParameterError(
                 f"The {self.name} of the total variation is {float(self.amount.min()):.6g} at its smallest.",
                 "It must be a number of at least 0.",
                 "A variation of 0 means constant profiles.",
             )
-
-    @property
-    def variables(self) -> None:
-        """Any number."""
-        return None
 
     @property
     def algorithm(self) -> str:

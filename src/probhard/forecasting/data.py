@@ -69,6 +69,10 @@ class HierarchicalData:
                 "Rows are periods and columns are series, aggregates first.",
                 "Transpose the values, or leave out the series that the hierarchy does not have.",
             )
+        if self.season < 1:
+            raise ParameterError(
+                f"Got season={self.season}.", "Seasons repeat after a number of rows.", "Pass 1 where there are none."
+            )
         _check_names(self.names, self.hierarchy.tags)
         if np.isinf(self.values).any():
             row, column = np.argwhere(np.isinf(self.values))[0]
@@ -136,12 +140,12 @@ class HierarchicalData:
         Origin 0 tests on the last rows; origin k lies ``k step`` rows earlier, by default k horizons, so that test
         windows do not overlap: origin 1 is the validation window. Rows after the test window belong to neither.
         """
-        steps = horizon or self.horizon
+        steps = self.horizon if horizon is None else horizon
         if steps is None:
             raise ParameterError(
                 "No horizon is known.", "The split is made before the last horizon rows.", "Pass horizon=..."
             )
-        stop = len(self.index) - origin * (step or steps)
+        stop = len(self.index) - origin * (steps if step is None else step)
         if steps < 1 or origin < 0 or stop - steps < 1 or stop > len(self.index):
             raise ParameterError(
                 f"Origin {origin} with horizon {steps} leaves {stop - steps} of {len(self.index)} rows to learn from.",

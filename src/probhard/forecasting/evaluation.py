@@ -83,6 +83,9 @@ def crps_levels(samples: Any, target: Any, levels: Mapping[str, np.ndarray], mas
     found = {}
     for level, positions in levels.items():
         part = torch.as_tensor(np.asarray(positions))
+        if not bool(((y[..., part] != 0) & observed[..., part]).any()):
+            found[level] = float("nan")
+            continue
         found[level] = float(score.weighted_quantile_loss(draws[..., part], y[..., part], mask=observed[..., part]))
     return found
 

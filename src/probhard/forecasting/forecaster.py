@@ -112,6 +112,8 @@ class HierarchicalForecaster:
         seed: int = 0,
         **network: Any,
     ) -> None:
+        for name, value in {"horizon": horizon, "epochs": epochs, "num_samples": num_samples, "season": season}.items():
+            _check_count(name, value)
         self.keys, self.S, self.tags, self.freq, self.season = keys, S, tags, freq, season
         self.method, self.nonnegative, self.upper = method, nonnegative, upper
         self.horizon, self.epochs, self.num_samples, self.seed = horizon, epochs, num_samples, seed
@@ -192,6 +194,7 @@ class HierarchicalForecaster:
 
     def sample(self, h: int | None = None, num_samples: int | None = None) -> np.ndarray:
         """Sample paths of all nodes, (num_samples, h, n), in the order of ``data.names``."""
+        _check_count("num_samples", num_samples)
         predictor = _extended(self.predictor, self.predictor.prediction_length if h is None else h)
         (forecast,) = predictor.predict(self._seen(self.data).to_gluonts(), num_samples or self.num_samples)
         draws = np.asarray(forecast.samples)
@@ -293,6 +296,11 @@ class HierarchicalForecaster:
         if isinstance(df, HierarchicalData):
             return df
         return from_frame(df, self.keys, S=self.S, tags=self.tags, freq=self.freq, season=self.season, **reading)
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ParameterError(f"Got {name}={value}.", "It is a number.", "Pass at least 1, or None for the default.")
 
 
 def summary(draws: np.ndarray, model: str, level: Sequence[float]) -> dict[str, np.ndarray]:

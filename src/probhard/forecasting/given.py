@@ -18,7 +18,7 @@ import torch
 from scipy.special import ndtr, ndtri
 
 from probhard.constraints import Hierarchy
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, ShapeError
 from probhard.forecasting.data import summed
 
 STRAIGHT = 1e-3  # of the spread: how far quantiles may be from normal ones and count as these
@@ -42,6 +42,15 @@ class Forecasts:
 
     def __post_init__(self) -> None:
         parts = {"mean": self.mean, "stddev": self.stddev, "draws": self.draws}
+        shapes = {name: np.shape(array)[-2:] for name, array in parts.items() if array is not None}
+        if self.quantiles is not None:
+            shapes["quantiles"] = self.quantiles[1].shape[-2:]
+        if len(set(shapes.values())) > 1 or any(len(shape) < 2 for shape in shapes.values()):
+            raise ShapeError(
+                f"The forecasts have the shapes {', '.join(f'{name} {shape}' for name, shape in shapes.items())}.",
+                "Each is of H steps and n series.",
+                "Pass (H, n), and draws (S, H, n).",
+            )
         for name, array in {**parts, "quantiles": self.quantiles and self.quantiles[1]}.items():
             if array is None:
                 continue

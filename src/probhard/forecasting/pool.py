@@ -68,6 +68,8 @@ def _distance(first: torch.Tensor, second: torch.Tensor, same: bool) -> float:
 
 def best_weights(windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Weights (K,) of least mean CRPS over windows of ``scores``; those below a hundredth are left out."""
+    if not windows:
+        raise ParameterError("There are no windows.", "Weights are chosen on them.", "Pass scores() of past windows.")
     near = np.mean([a for a, _ in windows], axis=0)
     apart = np.mean([b for _, b in windows], axis=0)
     count = len(near)
@@ -91,7 +93,14 @@ def best_weights(windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray
 
 def pooled(draws: Sequence[np.ndarray], weights: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """Draws (count, H, n) of the pool: each member's share, to within one draw, without repeats where it has enough."""
-    random, exact = np.random.default_rng(seed), count * np.asarray(weights)
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.shape != (len(draws),) or not (weights >= 0).all() or abs(weights.sum() - 1) > 1e-6:
+        raise ParameterError(
+            f"{len(draws)} members got the weights {weights.tolist()}.",
+            "Each member has a share of the draws.",
+            "Pass one weight of at least 0 for each member, with sum 1.",
+        )
+    random, exact = np.random.default_rng(seed), count * weights
     share = np.floor(exact).astype(int)
     share[np.argsort(share - exact, kind="stable")[: count - share.sum()]] += 1
     parts = [

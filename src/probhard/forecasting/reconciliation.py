@@ -111,6 +111,8 @@ class Reconciliation:
                 "Every node has a forecast, aggregates first.",
                 "Add the missing nodes, or sum bottom forecasts with Forecasts.summed.",
             )
+        if samples < 1:
+            raise ParameterError(f"Got samples={samples}.", "Draws are made from the law.", "Ask for at least one.")
         before = None if base.certain else base.drawn(samples, torch.Generator().manual_seed(seed))
         result = Reconciled(
             np.full(shape, np.nan),

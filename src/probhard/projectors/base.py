@@ -41,6 +41,7 @@ class Projector(ABC):
 
     moments_from = "delta"  # where "auto" takes moments from: "delta", "censored" or "monte-carlo"
     equalities = True  # whether there are equalities among the constraints
+    local = False  # whether the set is not convex: means of its points may lie outside
 
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:

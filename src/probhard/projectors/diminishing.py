@@ -13,6 +13,8 @@ amount and s_t the signs of its jumps, a change x of the field moves it by ``du_
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,7 @@ class DiminishingProjector(Projector):
     """
 
     moments_from = "monte-carlo"
+    local = True
 
     def __init__(self, shape: tuple[int, int], lower: Tensor | None, upper: Tensor | None, weight: Diagonal) -> None:
         if weight.shape[-1] != shape[0] * shape[1]:
@@ -56,7 +59,7 @@ class DiminishingProjector(Projector):
             slices.append(pooled)
             residuals.append(residual)
         field = torch.stack(values, -2)
-        stats = stats_of(field, torch.stack(residuals, -2), z.dtype)
+        stats = replace(stats_of(field, torch.stack(residuals, -2), z.dtype), local=True)
         lower, upper = (None if x is None else x.unsqueeze(-1) for x in (self.lower, self.upper))
         out = rounded(field, z.dtype, lower, upper).flatten(-2)
         return Solution(out, DiminishingTangent(field, slices), stats)

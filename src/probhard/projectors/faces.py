@@ -68,7 +68,7 @@ class FaceProjector(Projector):
         point, weight, natural, lower, upper, right = self._data(z.to(torch.float64))
         lead = point.shape[:-1]
         n = self.parts.variables
-        if self.system is not None and self.system.core is None and self.system.pins is not None:
+        if self.system.core is None and self.system.pins is not None:
             # Known values are all the rows there are: bounds of width 0.
             known, pinned = self.system.substitute(point, right)[0], self.system.pins.variable
             lower, upper = (x.index_copy(-1, pinned, known[..., pinned]) for x in (lower, upper))

@@ -81,6 +81,9 @@ class Gathered:
         data = [] if self.linear is None else [self.linear.b]
         data += [] if self.box is None else [x for x in (self.box.lower, self.box.upper) if x.dim()]
         data += [rows.d for rows in self.rows]
+        functions = [] if self.nonlinear is None else [self.nonlinear]
+        functions += [part.function for part in self.curved]
+        data += [x for function in functions for x in function.args if isinstance(x, Tensor) and x.dim() > 1]
         for value in data:
             broadcast_batch(z.shape[:-1], value.shape[:-1], "the distribution", "the constraint")
         for shape in self.shapes:

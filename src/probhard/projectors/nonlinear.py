@@ -28,6 +28,8 @@ DENSE_VARIABLES = 256  # up to here exact curvature gives gradients of variances
 class NonlinearProjector(Projector):
     """``h(u) = 0``, and linear rows that are projected on first and never left."""
 
+    local = True
+
     def __init__(
         self,
         linear: LinearEquality | None,
@@ -65,7 +67,7 @@ class NonlinearProjector(Projector):
         if self.linear is not None:
             residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
             converged = converged & (residual <= TOLERANCE[torch.float64])
-        stats = Stats(state.steps, residual, converged)
+        stats = Stats(state.steps, residual, converged, self.local)
         return Solution(value.to(z.dtype), Local(self, point, value, state), stats)
 
     def _attached(self, z: Tensor, state: newton.State) -> Tensor:

@@ -1,1 +1,1 @@
-"""Algorithms that find nearest points; they know arrays and structures, not constraints' classes or gradients."""
+"""Algorithms that find nearest points; they know arrays, structures and functions, not projectors or gradients."""
