@@ -501,7 +501,7 @@ def test_import_leaves_the_extra_alone(monkeypatch):
     for module in ("constraints.program", "projectors.program"):
         names = runpy.run_path(sys.modules[f"probhard.{module}"].__file__)
         with pytest.raises(ph.MissingExtraError):
-            names["optional"]("cvxpy")
+            names["cvx"]("cvxpy")
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ def test_nodes_that_matter(made: Report) -> None:
     gain = made.tested.nodes["seasonal naive"] - made.tested.nodes["probhard-or"]
     improved = [node for node, _, why in made.picked if why == "most improved"]
     assert all(gain[node] > 0 for node in improved)
+    best = [int(level[np.argmax(gain[level])]) for level in made.data.levels.values()]
+    assert {node for node in best if gain[node] > 0} <= set(nodes)
 
 
 @pytest.mark.parametrize(

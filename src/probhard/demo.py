@@ -28,6 +28,7 @@ from probhard import score
 from probhard.covariance import Diagonal
 from probhard.distribution import LocationScale
 from probhard.errors import ParameterError
+from probhard.files import replacing
 from probhard.method import Method, as_method
 from probhard.model import ConstrainedModel
 from probhard.pde import PorousMedium, Problem
@@ -261,9 +262,8 @@ def _folder(output: Path) -> Path:
 
 def _save(path: Path, content: dict[str, Any]) -> None:
     """Write JSON, replacing the file in one step."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -46,6 +48,14 @@ class MissingExtraError(ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs {package}, which is not installed. pip install "probhard[{extra}]"')
+
+
+def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
+    """An optional module, or an error that names the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(package or module.partition(".")[0], extra, purpose) from error
 
 
 def checking() -> bool:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from probhard import memory
-from probhard.errors import MissingExtraError, ParameterError, check_choice
+from probhard.errors import ParameterError, check_choice, optional
 
 EXECUTORS = ("joblib", "ray", "dask")
 RETRIES = 3
@@ -223,7 +223,4 @@ def _same(value: Any) -> Any:
 
 def _require(module: str, extra: str | None = None) -> Any:
     """An optional package, or an error that names the extra that brings it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(module, extra or module, f"The executor {extra or module!r}") from error
+    return optional(module, extra or module, f"The executor {extra or module!r}")

@@ -8,7 +8,6 @@ slice), the others are flattened into the event of a distribution, n cells in on
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import zipfile
@@ -21,7 +20,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from probhard.errors import MissingExtraError, ParameterError, ShapeError
+from probhard.errors import ParameterError, ShapeError, optional
+from probhard.files import replacing
 
 FORMATS = (".npz", ".zarr", ".h5", ".hdf5")
 
@@ -205,7 +205,7 @@ def _read_npz(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _read_zarr(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    group = _extra("zarr").open_group(str(path), mode="r")
+    group = optional("zarr", "fields", "Reading this file").open_group(str(path), mode="r")
     for name, array in group.arrays():
         if "pickle" in str(array.metadata.to_dict()).lower():
             raise ValueError(f"the array {name!r} is stored as pickled objects")
@@ -213,18 +213,11 @@ def _read_zarr(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _read_hdf5(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    library = _extra("h5py")
+    library = optional("h5py", "fields", "Reading this file")
     with library.File(path, "r") as file:
         for name, array in file.items():
             if isinstance(array, library.Dataset):
                 yield name, array[...]
-
-
-def _extra(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(package, "fields", "Reading this file") from error
 
 
 def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
@@ -240,12 +233,7 @@ def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays, replacing the file in one step; memory maps are streamed."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from probhard import score as scores
 from probhard.constraints.base import Constraint
 from probhard.distribution import LocationScale, as_location_scale
 from probhard.errors import ParameterError
+from probhard.files import replacing
 from probhard.method import Method, Step, as_method
 from probhard.projection import DPPL, Projected
 
@@ -124,9 +125,8 @@ class ConstrainedModel(nn.Module):
             "method": self.method.record(),
             "state": state,
         }
-        partial = target.with_name(target.name + ".partial")
-        torch.save(content, partial)
-        partial.replace(target)
+        with replacing(target) as partial:
+            torch.save(content, partial)
 
     @classmethod
     def load(

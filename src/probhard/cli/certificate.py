@@ -23,6 +23,7 @@ from torch import Tensor
 import probhard
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError
+from probhard.files import replacing
 
 TOLERANCE = 1e-9
 INFEASIBLE = 3  # exit status if any point is
@@ -96,9 +97,9 @@ class Certificate:
 
     def save(self, path: Path) -> None:
         """Write JSON, replacing the file in one step."""
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(self.content(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
+        text = json.dumps(self.content(), indent=2, allow_nan=False)
+        with replacing(path) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
 
     def table(self) -> str:
         """The same as text."""

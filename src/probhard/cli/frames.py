@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probhard.errors import ParameterError
+from probhard.files import replacing
 from probhard.forecasting.data import require
 
 WRITTEN = {  # what a file must be, and what to do where it is not
@@ -43,14 +44,13 @@ def read(path: Path, texts: Sequence[str]) -> Any:
 
 def write(path: Path, frame: Any) -> None:
     """Write CSV or Parquet, replacing the file in one step."""
-    partial = path.with_name(path.name + ".partial")
-    if path.suffix == ".csv":
-        frame.to_csv(partial, index=False)
-    elif (engine := _polars()) is None:
-        frame.to_parquet(partial, index=False)
-    else:
-        engine.DataFrame({name: frame[name].to_list() for name in frame.columns}).write_parquet(partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        if path.suffix == ".csv":
+            frame.to_csv(partial, index=False)
+        elif (engine := _polars()) is None:
+            frame.to_parquet(partial, index=False)
+        else:
+            engine.DataFrame({name: frame[name].to_list() for name in frame.columns}).write_parquet(partial)
 
 
 def _csv(path: Path, texts: Sequence[str]) -> Any:

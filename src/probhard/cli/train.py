@@ -18,6 +18,7 @@ import typer
 from probhard.cli.certificate import sha256, versions
 from probhard.errors import ParameterError
 from probhard.fields import read_fields, write_npz
+from probhard.files import replacing
 from probhard.pde.samples import Samples
 from probhard.pde.surrogate import Settings, Surrogate, measure
 from probhard.spec import AXES, MASK, VOLUMES, read_spec
@@ -81,9 +82,8 @@ def _start(output: Path, content: dict[str, Any], grid: dict[str, np.ndarray]) -
         return
     output.mkdir(parents=True, exist_ok=True)
     write_npz(output / GRID, grid)
-    partial = path.with_name(CONFIG + ".partial")
-    partial.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
 def _table(figures: dict[str, dict[str, float]], count: int) -> str:

@@ -22,7 +22,7 @@ class Constraint(ABC):
     @property
     @abstractmethod
     def algorithm(self) -> str:
-        """How points are projected on it, in words."""
+        """How points are projected on it, in words; of several constraints, on each of them alone."""
 
     @abstractmethod
     def to(self, *args: Any, **kwargs: Any) -> Self:

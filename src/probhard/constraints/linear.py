@@ -212,7 +212,7 @@ def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> to
 
 def real_matrix(name: str, matrix: Any) -> Any:
     """Dense or sparse rows of real numbers; integers become float64."""
-    if np.iscomplexobj(matrix) or (isinstance(matrix, Tensor) and matrix.is_complex()):
+    if matrix.is_complex() if isinstance(matrix, Tensor) else np.iscomplexobj(matrix):
         raise ParameterError(
             f"{name} is complex.", "Constraints are on real variables.", "Stack real and imaginary parts as rows."
         )

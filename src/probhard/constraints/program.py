@@ -9,7 +9,6 @@ with ``NonNegative()``: a rounding below 0 would be outside their domain.
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Self
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from probhard.constraints.base import Constraint
 from probhard.covariance import check_finite
-from probhard.errors import MissingExtraError, ParameterError, ShapeError, broadcast, checking
+from probhard.errors import ParameterError, ShapeError, broadcast, checking, optional
 
 KEPT = 32  # descriptions remembered
 
@@ -30,12 +29,9 @@ Shapes = tuple[tuple[int, ...], ...]
 _KNOWN: OrderedDict[tuple[Any, ...], ProgramStructure] = OrderedDict()
 
 
-def optional(name: str) -> Any:
+def cvx(name: str) -> Any:
     """A module of the optional dependencies of convex programs."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(name.partition(".")[0], "cvx", "ConvexProgram") from error
+    return optional(name, "cvx", "ConvexProgram")
 
 
 class ConvexProgram(Constraint):
@@ -145,7 +141,7 @@ class ProgramStructure:
     """A description made ready: its constraints by kind, and the rows of those equalities that never change."""
 
     def __init__(self, describe: Callable[..., Any], variables: int, shapes: Shapes) -> None:
-        cp = optional("cvxpy")
+        cp = cvx("cvxpy")
         self.describe, self.variables, self.shapes = describe, variables, shapes
         self._u = cp.Variable(variables)
         self._parameters = [cp.Parameter(shape) for shape in shapes]
@@ -163,7 +159,7 @@ class ProgramStructure:
 
     def constraints(self, u: Any, parameters: list[Any]) -> list[Any]:
         """The description of a variable, checked."""
-        cp = optional("cvxpy")
+        cp = cvx("cvxpy")
         found = self.describe(u, *parameters)
         found = list(found) if isinstance(found, list | tuple) else [found]
         wrong = next((c for c in found if not isinstance(c, cp.constraints.constraint.Constraint)), None)

@@ -8,7 +8,6 @@ add up is refused: a model trained on it would be scored against targets that no
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probhard.constraints import Hierarchy
-from probhard.errors import MissingExtraError, ParameterError, ShapeError, check_choice
+from probhard.errors import ParameterError, ShapeError, check_choice, optional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,10 +26,7 @@ COHERENT = 1e-6  # largest relative difference between an aggregate and its sum 
 
 def require(module: str, purpose: str) -> Any:
     """An optional module, or an error that names the extra that brings it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(module.partition(".")[0], "forecast", purpose) from error
+    return optional(module, "forecast", purpose)
 
 
 def summed(hierarchy: Hierarchy, bottom: np.ndarray) -> np.ndarray:

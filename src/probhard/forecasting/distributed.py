@@ -27,7 +27,7 @@ import scipy.sparse as sp
 import torch
 
 from probhard.constraints import Hierarchy
-from probhard.errors import ParameterError, ShapeError, check_choice
+from probhard.errors import ParameterError, check_choice
 from probhard.executors import Executor
 from probhard.forecasting.given import Forecasts
 from probhard.forecasting.reconciliation import (
@@ -65,12 +65,7 @@ def reconcile(
     """
     if split is not None:
         check_choice("split", split, SPLITS)
-    if base.shape[1] != rules.hierarchy.variables:
-        raise ShapeError(
-            f"There are forecasts of {base.shape[1]} series, the hierarchy has {rules.hierarchy.variables}.",
-            "Every node has a forecast, aggregates first.",
-            "Add the missing nodes, or sum bottom forecasts with Forecasts.summed.",
-        )
+    rules.check(base)
     parent = None if split == "step" else _parents(rules)
     if split == "subtree" and parent is None:
         raise ParameterError(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probhard.errors import check_choices
+from probhard.files import replacing
 from probhard.forecasting import baselines, classical, pool
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.datasets import load
@@ -172,9 +173,8 @@ class Job:
         made = classical.base_forecast(known, horizon, model)
         seconds = time.perf_counter() - started
         fits.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
-        partial.replace(path)
+        with replacing(path) as partial, partial.open("wb") as file:
+            np.savez(file, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
         return made, seconds
 
     def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Found]:

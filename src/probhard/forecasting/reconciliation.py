@@ -104,13 +104,7 @@ class Reconciliation:
 
     def __call__(self, base: Forecasts, samples: int = 1000, seed: int = 0) -> Reconciled:
         """The coherent law of base forecasts, with so many draws where they have none of their own."""
-        shape = base.shape
-        if shape[1] != self.hierarchy.variables:
-            raise ShapeError(
-                f"There are forecasts of {shape[1]} series, the hierarchy has {self.hierarchy.variables}.",
-                "Every node has a forecast, aggregates first.",
-                "Add the missing nodes, or sum bottom forecasts with Forecasts.summed.",
-            )
+        shape = self.check(base)
         if samples < 1:
             raise ParameterError(f"Got samples={samples}.", "Draws are made from the law.", "Ask for at least one.")
         before = None if base.certain else base.drawn(samples, torch.Generator().manual_seed(seed))
@@ -137,6 +131,17 @@ class Reconciliation:
                 result.constraints.append((steps, constraint))
         result.explain()
         return result
+
+    def check(self, base: Forecasts) -> tuple[int, int]:
+        """The steps and series of forecasts that have all nodes."""
+        shape = base.shape
+        if shape[1] != self.hierarchy.variables:
+            raise ShapeError(
+                f"There are forecasts of {shape[1]} series, the hierarchy has {self.hierarchy.variables}.",
+                "Every node has a forecast, aggregates first.",
+                "Add the missing nodes, or sum bottom forecasts with Forecasts.summed.",
+            )
+        return shape
 
     def constraint(self, steps: np.ndarray, shape: tuple[int, int]) -> Constraint:
         """What these of H steps must obey; the same nodes must be fixed in all of them."""

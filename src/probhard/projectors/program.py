@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from probhard.constraints.polyhedron import Monotone, profile_width
-from probhard.constraints.program import ConvexProgram, optional
+from probhard.constraints.program import ConvexProgram, cvx
 from probhard.constraints.variation import TotalVariationPenalty
 from probhard.covariance import Covariance, Dense, Diagonal
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, broadcast, checking
@@ -208,7 +208,7 @@ def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
 
 def _terms(parts: Gathered) -> list[Term]:
     """Everything to satisfy, in cvxpy's terms."""
-    cp = optional("cvxpy")
+    cp = cvx("cvxpy")
     like = torch.empty(0, dtype=torch.float64)
     terms = []
     for program in parts.programs:
@@ -249,7 +249,7 @@ def _rows(key: Any, matrix: Tensor, right: Tensor, relation: Any, shared: bool =
 
 def _shape(shape: Any, n: int) -> Term:
     """Monotone profiles, or a bound or a cost on their variation."""
-    cp, slices, width = optional("cvxpy"), shape.slices, profile_width(n, shape.slices)
+    cp, slices, width = cvx("cvxpy"), shape.slices, profile_width(n, shape.slices)
     step = sp.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(width - 1, width))
     steps = sp.csr_array(sp.kron(sp.eye_array(slices), step))
     key = (type(shape), slices, getattr(shape, "direction", ""))
@@ -278,8 +278,8 @@ class Compiled:
     """A problem that cvxpy has turned into a cone program with parameters."""
 
     def __init__(self, terms: list[Term], n: int, diagonal: bool) -> None:
-        cp, layers = optional("cvxpy"), optional("cvxpylayers.torch")
-        interface = optional("cvxpylayers.interfaces.base").SolverInterface
+        cp, layers = cvx("cvxpy"), cvx("cvxpylayers.torch")
+        interface = cvx("cvxpylayers.interfaces.base").SolverInterface
         u, root, moved = cp.Variable(n), cp.Parameter(n if diagonal else (n, n)), cp.Parameter(n)
         cost = 0.5 * cp.sum_squares((cp.multiply(root, u) if diagonal else root @ u) - moved)
         constraints, own = [], []

@@ -19,7 +19,7 @@ import scipy.linalg
 import scipy.optimize
 import scipy.sparse as sp
 
-from probhard.constraints.program import optional
+from probhard.constraints.program import cvx
 from probhard.errors import ParameterError
 
 NEWTON = 30  # steps of refinement
@@ -61,12 +61,12 @@ class ConeSolver:
         self.entries, self.pointers, self.shape = context.reduced_A.problem_data_index
         self.columns = np.repeat(np.arange(self.shape[1]), np.diff(self.pointers))
         self.quadratic = context.reduced_P.problem_data_index
-        self.names = optional("cvxpy.reductions.solvers.conic_solvers.clarabel_conif").dims_to_solver_cones(dims)
+        self.names = cvx("cvxpy.reductions.solvers.conic_solvers.clarabel_conif").dims_to_solver_cones(dims)
         self.cones, self.own = _cones(dims), context.var_recover[0].primal
 
     def solve(self, P: Any, q: Any, A: Any, dims: Any, options: Any, needs: bool) -> tuple[Any, Any, Any]:
         """The answer x and multipliers y of one problem, and the conditions at it."""
-        clarabel = optional("clarabel")
+        clarabel = cvx("clarabel")
         whole = sp.csc_matrix((A, self.entries, self.pointers), shape=self.shape)
         rows, b, c = -whole[:, :-1], whole[:, -1].toarray().ravel(), np.asarray(q[:-1], dtype=float)
         entries, pointers, shape = self.quadratic
