@@ -33,7 +33,7 @@ from probhard.training import Schedule, fit
 
 TRAINING_DRAWS = 8  # where there is no closed form to train on
 VALIDATION_DRAWS = 20  # per field, where a choice is made
-VARIATIONS = (1.0, 10.0, 100.0)  # weights of the total variation penalty to choose from, per unit of log density
+VARIATIONS = (0.01, 0.1, 1.0, 10.0)  # weights of the total variation penalty to choose from, per unit of log density
 KEYS = ("problem", "method", "score", "seed", "epochs")
 
 
