@@ -162,8 +162,16 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert_same(again, whole)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where the shell that started the tests has it ignored, as for background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_an_interrupted_run_keeps_its_checkpoint(tmp_path, epoch):
+def test_an_interrupted_run_keeps_its_checkpoint(tmp_path, epoch, interruptible):
     handler = signal.getsignal(signal.SIGINT)
     interrupt = During(epoch, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
