@@ -228,7 +228,7 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
         f"| method | {' | '.join(head)} |",
         f"|---|{'---|' * len(head)}",
     ]
-    for method in sorted({line["method"] for line in lines}, key=lambda name: _mean(lines, name, "crps")):
+    for method in sorted({line["method"] for line in lines}, key=lambda name: (_mean(lines, name, "crps"), name)):
         cells = [_cell(lines, method, name, unit) for name, unit in units.items()]
         if paper:
             mse, crps = paper.get(method, ("", ""))
