@@ -233,6 +233,7 @@ def test_refusals(run: Any, capsys: pytest.CaptureFixture[str], options: list[st
         ("{lr: fast}", "lr is 'fast'. It must be a number"),
         ("{calibrate: 3}", "true or false"),
         ("{upper: {Total: x}}", "numbers by the names of nodes"),
+        ("{family: student_t(1)}", "df = 1"),
         ("{family: student_t}", "student_t(5) with its degrees of freedom"),
     ],
 )

@@ -59,5 +59,7 @@ def setting(name: str, value: Any, readers: Mapping[str, Reader]) -> Any:
     read, kind = readers[name]
     try:
         return read(value)
+    except ParameterError:  # which says more
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise ParameterError(f"{name} is {value!r}.", f"It must be {kind}.", f"Write '{name}: ...' so.") from error

@@ -44,7 +44,7 @@ PACKAGES = ("gluonts", "lightning", "pandas", "statsforecast", "jinja2")
 READING = ("freq", "season", "on_gap", "coherence")
 GIVEN = ("freq", "prediction_length", "hierarchy", "constraint", "num_parallel_samples", "trainer_kwargs")  # to DeepVAR
 DEFAULTS: dict[str, Any] = {
-    "keys": None,
+    "keys": [],
     "horizon": None,
     "nonnegative": False,
     "level": [80.0, 95.0],
@@ -60,25 +60,6 @@ DEFAULTS: dict[str, Any] = {
     "num_samples": 1000,
     "changes": None,
     "calibrate": True,
-}
-
-READERS: dict[str, Reader] = {
-    **dict.fromkeys(("horizon", "epochs", "season", "num_layers", "hidden_size", "batch_size"), at_least(1)),
-    **dict.fromkeys(("context_length", "num_batches_per_epoch"), at_least(1)),
-    **dict.fromkeys(("draws", "num_samples"), at_least(2)),
-    **dict.fromkeys(("seed", "rank", "num_feat_dynamic_real"), at_least(0)),
-    **dict.fromkeys(("lr", "weight_decay", "dropout_rate"), (number, "a number")),
-    **dict.fromkeys(("nonnegative", "changes", "calibrate"), (switch, "true or false")),
-    **dict.fromkeys(("method", "format", "time_column", "target_column", "freq", "on_gap"), (word, "a name")),
-    "output": (str, "a folder"),
-    "coherence": (word, "a name"),
-    "upper": (lambda bound: _bounds(bound), "a number, or numbers by the names of nodes"),
-    "lags_seq": (listed(whole), "whole numbers"),
-    "time_features": (listed(word), "names"),
-    "scaling": (lambda x: x if isinstance(x, bool) else word(x), "mean, centre or none"),
-    "family": (lambda name: _family(name), "normal, or student_t(5) with its degrees of freedom"),
-    "keys": (lambda value: _words(value), "names of columns"),
-    "level": (lambda value: value, "numbers"),  # see _numbers
 }
 
 
@@ -135,7 +116,6 @@ class Job:
         options = {**DEFAULTS, **{name: setting(name, value, READERS) for name, value in chosen.items()}}
         check_choice("method", options["method"], tuple(METHODS))
         check_choice("format", options["format"], tuple(suffix[1:] for suffix in SUFFIXES))
-        options["level"], options["keys"] = _numbers(options["level"]), _words(options["keys"])
         data, source = _read(name, options)
         output = Path(options["output"] or f"{data.name}-forecast")
         if output.exists() and not output.is_dir():
@@ -355,3 +335,23 @@ def _packages() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(("horizon", "epochs", "season", "num_layers", "hidden_size", "batch_size"), at_least(1)),
+    **dict.fromkeys(("context_length", "num_batches_per_epoch"), at_least(1)),
+    **dict.fromkeys(("draws", "num_samples"), at_least(2)),
+    **dict.fromkeys(("seed", "rank", "num_feat_dynamic_real"), at_least(0)),
+    **dict.fromkeys(("lr", "weight_decay", "dropout_rate"), (number, "a number")),
+    **dict.fromkeys(("nonnegative", "changes", "calibrate"), (switch, "true or false")),
+    **dict.fromkeys(("method", "format", "time_column", "target_column", "freq", "on_gap"), (word, "a name")),
+    "output": (str, "a folder"),
+    "coherence": (word, "a name"),
+    "upper": (_bounds, "a number, or numbers by the names of nodes"),
+    "lags_seq": (listed(whole), "whole numbers"),
+    "time_features": (listed(word), "names"),
+    "scaling": (lambda x: x if isinstance(x, bool) else word(x), "mean, centre or none"),
+    "family": (_family, "normal, or student_t(5) with its degrees of freedom"),
+    "keys": (_words, "names of columns"),
+    "level": (_numbers, "numbers, in percent"),
+}

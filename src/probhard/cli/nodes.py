@@ -19,7 +19,7 @@ from probhard.cli.frames import numeric
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data import require
-from probhard.forecasting.frames import TOTAL, is_total, named_hierarchy, numbers
+from probhard.forecasting.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
 from probhard.forecasting.given import Forecasts
 from probhard.forecasting.nixtla import LONE, Columns, is_quantile, split, tree
 
@@ -47,13 +47,8 @@ class Table:
         pandas = require("pandas", "probhard reconcile")
         keyed = bool(keys) and bool(set(keys) & set(frame.columns))
         need = [*keys, STAMP] if keyed and summing is None else [ID, STAMP]
-        absent = [name for name in need if name not in frame.columns]
-        if absent:
-            raise ParameterError(
-                f"The forecasts have no column {absent[0]!r}.",
-                "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds'.",
-                f"Rename a column; there are {list(frame.columns)}.",
-            )
+        why = "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds'."
+        check_columns(frame, need, why, "Rename a column")
         if summing is not None:
             hierarchy, columns = named_hierarchy(summing, None, ID), {}
             nodes: list[tuple[str, ...]] = [(name,) for name in hierarchy.names or ()]
@@ -101,19 +96,11 @@ class Table:
 
     def values(self, column: str) -> np.ndarray:
         """A column of bounds or fixed values for all nodes, (H, n), NaN where there is none."""
-        self._check_column(column)
+        check_columns(self.frame, [column], "An option names it.", "Choose another")
         table = np.full((len(self.stamps), self.hierarchy.variables), np.nan)
         node = self.place[2] + self.bottoms_only * self.hierarchy.aggregates
         table[self.place[1], node] = numbers(nw.from_native(self.frame[column], series_only=True))
         return table
-
-    def _check_column(self, column: str) -> None:
-        if column not in self.frame.columns:
-            raise ParameterError(
-                f"The forecasts have no column {column!r}.",
-                "An option names it.",
-                f"Choose among {list(self.frame.columns)}.",
-            )
 
     def models(self, asked: str | None, used: Sequence[str | None]) -> list[Columns]:
         """The models to reconcile: those asked for, or all that columns of numbers belong to."""
@@ -143,7 +130,7 @@ class Table:
     def forecasts(self, columns: Columns) -> Forecasts:
         """The base forecasts of one model, of all nodes or of the bottom ones."""
         if self.draw is not None:
-            self._check_column(columns.model)
+            check_columns(self.frame, [columns.model], "It holds the draws.", "Give draws no quantiles beside them")
             return Forecasts(draws=self._cube(columns.model))
         mean = None if columns.mean is None else self._cube(columns.mean)[0]
         given = [name for name in columns.quantiles if name in self.frame.columns]

@@ -58,9 +58,9 @@ def from_frame(
     if keys is not None:
         table, hierarchy, labels = _keyed(table, keys)
     else:
-        _check_columns(table, [id_col])
+        check_columns(table, [id_col])
         hierarchy, labels = named_hierarchy(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
-    _check_columns(table, [time_col, target_col])
+    check_columns(table, [time_col, target_col])
     periods = _periods(table.get_column(time_col), freq)
     index = require("pandas", "from_frame").period_range(periods.min(), periods.max())
     values = _spread(labels, periods, numbers(table.get_column(target_col)), hierarchy, index, on_gap)
@@ -118,20 +118,24 @@ def to_long(
     return long.to_native()
 
 
-def _check_columns(table: Any, needed: Sequence[str]) -> None:
+def check_columns(
+    table: Any,
+    needed: Sequence[str],
+    why: str = "Series, stamps and values are read from columns.",
+    fix: str = "Name it with id_col, time_col, target_col or keys",
+) -> None:
+    """Raise unless a frame has these columns."""
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise ParameterError(
-            f"The frame has no column {missing[0]!r}.",
-            "Series, stamps and values are read from columns.",
-            f"Name it with id_col, time_col, target_col or keys; there are {list(table.columns)}.",
+            f"The frame has no column {missing[0]!r}.", why, f"{fix}; there are {list(table.columns)}."
         )
 
 
 def _keyed(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -> tuple[Any, Hierarchy, list[str]]:
     """The hierarchy of key columns, a total above them, and every row's label."""
     levels = [[key] if isinstance(key, str) else list(key) for key in keys]
-    _check_columns(table, [key for level in levels for key in level])
+    check_columns(table, [key for level in levels for key in level])
     for key in dict.fromkeys(key for level in levels for key in level):
         _check_key(table.get_column(key))
     if all(isinstance(key, str) for key in keys):
