@@ -123,6 +123,30 @@ def test_batches_that_do_not_fit(constraint):
         ph.DPPL("orthogonal").project(torch.randn(2, 3), constraint)
 
 
+@pytest.mark.parametrize("constraint", [ph.Box(torch.zeros(5), torch.ones(5)), ph.Ball(1.0, torch.zeros(5))])
+def test_points_of_another_width(constraint):
+    for asked in (constraint.violation, constraint.relative_violation, constraint.penalty):
+        with pytest.raises(ph.ShapeError, match="5 variables"):
+            asked(torch.zeros(4, 7))
+
+
+def test_metrics_that_do_not_fit():
+    law, total = (torch.zeros(4, 7), torch.ones(4, 7)), ph.LinearEquality(torch.ones(1, 7), 1.0)
+    for constraint in (total, ph.Box(0.0, None)):
+        with pytest.raises(ph.ShapeError, match="the metric"):
+            ph.DPPL(ph.DiagonalMetric(torch.ones(3, 7)))(law, constraint)
+    with pytest.raises(ph.ParameterError, match="when the layer is called"):
+        ph.DPPL(total)
+
+
+@pytest.mark.parametrize("score", [ph.crps, ph.nll, ph.mse])
+def test_masks_are_yes_or_no(score):
+    law, target = (torch.zeros(4, 7), torch.ones(4, 7)), torch.zeros(4, 7)
+    with pytest.raises(ph.ParameterError, match="mask.bool()"):
+        score(law, target, mask=torch.ones(4, 7))
+    assert float(score(law, target, mask=torch.zeros(4, 7).bool()).abs().max()) == 0
+
+
 def test_complex_rows():
     for kind in (ph.LinearEquality, ph.LinearInequality):
         for rows in (torch.ones(1, 3, dtype=torch.complex64), np.ones((1, 3), dtype=complex)):

@@ -161,5 +161,11 @@ def as_metric(metric: str | Metric) -> Metric:
     """A metric by its name, or itself."""
     if isinstance(metric, Metric):
         return metric
+    if not isinstance(metric, str):
+        raise ParameterError(
+            f"metric got a {type(metric).__name__}.",
+            "A metric is a name or a Metric; distributions and constraints are passed when the layer is called.",
+            'Write DPPL("orthogonal")(distribution, constraint).',
+        )
     check_choice("metric", metric, tuple(NAMED))
     return NAMED[metric]()

@@ -157,6 +157,7 @@ class DPPL(nn.Module):
         if cov is not None:
             _check_cov(z, cov)
         weight = self.metric.weight(z, cov)
+        broadcast_batch(z.shape[:-1], weight.shape[:-1], "the distribution", "the metric")
         options = Options(
             self.curvature == "exact", self.solver == "dense", self.solver == "newton", self.validate_args
         )

@@ -71,8 +71,18 @@ def _check_levels(levels: Sequence[float] | Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
+def _check_mask(mask: Tensor | None) -> None:
+    if mask is not None and mask.dtype != torch.bool:
+        raise ParameterError(
+            f"The mask has dtype {mask.dtype}.",
+            "It says which targets are observed, and weighs none.",
+            "Pass mask.bool(), and multiply the scores by weights yourself.",
+        )
+
+
 def _observed(y: Tensor, mask: Tensor | None, instead: Tensor | float) -> Tensor:
     """The target with its masked entries replaced by a harmless value."""
+    _check_mask(mask)
     return y if mask is None else torch.where(mask, y, instead)
 
 
@@ -124,6 +134,7 @@ def nll(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Where a censored law has a point mass, at a bound, it is the negative log of that mass.
     """
+    _check_mask(mask)
     return _marginals(dist, y).nll(y, mask)
 
 

@@ -58,6 +58,7 @@ class Constraint(ABC):
 
     def violation(self, u: Tensor) -> Tensor:
         """Largest absolute residual or positive excess, (*batch,)."""
+        self.check_event(u, "The point")
         return _largest(u, self.residual(u).abs(), self.excess(u).clamp(min=0))
 
     def relative_violation(self, u: Tensor, size: Tensor | None = None) -> Tensor:
@@ -66,6 +67,7 @@ class Constraint(ABC):
         ``size`` (*batch, 1) is a magnitude of the numbers that u was computed from: terms smaller than a millionth of
         it count as that large, so that the rounding of a sum of zeros is rounding.
         """
+        self.check_event(u, "The point")
         tiny = u.new_tensor(1e-300 if u.element_size() == 8 else 1e-37)
         floor = tiny if size is None else torch.maximum(1e-6 * size, tiny)
         equal = self.residual(u).abs() / torch.maximum(self.scale(u), floor)
@@ -73,6 +75,7 @@ class Constraint(ABC):
 
     def penalty(self, u: Tensor) -> Tensor:
         """Squared residuals and positive excesses, summed, (*batch,)."""
+        self.check_event(u, "The point")
         return self.residual(u).square().sum(-1) + self.excess(u).clamp(min=0).square().sum(-1)
 
     def check_event(self, u: Tensor, name: str) -> None:
