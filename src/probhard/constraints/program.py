@@ -9,7 +9,6 @@ with ``NonNegative()``: a rounding below 0 would be outside their domain.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -21,12 +20,11 @@ from torch import Tensor
 from probhard.constraints.base import Constraint
 from probhard.covariance import check_finite
 from probhard.errors import ParameterError, ShapeError, broadcast, checking, optional
-
-KEPT = 32  # descriptions remembered
+from probhard.recent import Recent
 
 Shapes = tuple[tuple[int, ...], ...]
 
-_KNOWN: OrderedDict[tuple[Any, ...], ProgramStructure] = OrderedDict()
+_KNOWN: Recent[ProgramStructure] = Recent()  # by description
 
 
 def cvx(name: str) -> Any:
@@ -205,14 +203,7 @@ def _slope(expression: Any, u: Any) -> np.ndarray:
 
 def _structure(describe: Callable[..., Any], variables: int, shapes: Shapes) -> ProgramStructure:
     """The structure of a description, made once while it is remembered."""
-    key = (describe, variables, shapes)
-    if key in _KNOWN:
-        _KNOWN.move_to_end(key)
-        return _KNOWN[key]
-    _KNOWN[key] = made = ProgramStructure(describe, variables, shapes)
-    if len(_KNOWN) > KEPT:
-        _KNOWN.popitem(last=False)
-    return made
+    return _KNOWN.get((describe, variables, shapes), lambda: ProgramStructure(describe, variables, shapes))
 
 
 def _data(value: Any, shape: tuple[int, ...], index: int) -> Tensor:

@@ -14,7 +14,6 @@ multiplied by R, and a bounded ``u_i`` is an auxiliary variable of the row ``u_i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from probhard.constraints.polyhedron import Monotone, profile_width
 from probhard.constraints.variation import TotalVariation, TotalVariationPenalty
 from probhard.errors import broadcast
 from probhard.projectors.gathered import Gathered
+from probhard.recent import Recent
 from probhard.structure.base import SparseMap
 from probhard.structure.dense import NullRows
 from probhard.structure.disjoint import DisjointRows
@@ -34,9 +34,8 @@ from probhard.structure.system import LinearSystem
 
 SLACK = 1e14  # weight of an auxiliary variable of one row, relative to its row: the cost of moving it is nothing
 SHARED = 1e6  # ... and of one that several rows share, where more would cancel
-KEPT = 32  # structures remembered
 
-_KNOWN: OrderedDict[tuple[Any, ...], tuple[Any, Lifting]] = OrderedDict()
+_KNOWN: Recent[Lifting] = Recent()
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,11 @@ class Lifting:
 
 def lift(parts: Gathered) -> Lifting:
     """The lifting of shared rows, made once for the same parts."""
-    key, alive = _key(parts)
-    if key in _KNOWN:
-        _KNOWN.move_to_end(key)
-        return _KNOWN[key][1]
-    made = _lifted(parts)
-    _KNOWN[key] = (alive, made)  # what the key's numbers stand for is kept alive with it
-    if len(_KNOWN) > KEPT:
-        _KNOWN.popitem(last=False)
-    return made
-
-
-def _key(parts: Gathered) -> tuple[tuple[Any, ...], Any]:
     objects: list[Any] = [parts.linear.system] if parts.linear is not None else []
     objects += [rows.rows for rows in parts.rows]
     shapes = tuple((type(s).__name__, getattr(s, "direction", ""), s.slices) for s in parts.shapes)
-    return (parts.variables, tuple(map(id, objects)), parts.linear is None, shapes), objects
+    key = (parts.variables, tuple(objects), parts.linear is None, shapes)
+    return _KNOWN.get(key, lambda: _lifted(parts))
 
 
 def shared(parts: Gathered) -> bool:

@@ -14,7 +14,6 @@ of it, and the equation's Jacobian gives derivatives in z, W and all data throug
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +30,16 @@ from probhard.covariance import Covariance, Dense, Diagonal
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, broadcast, checking
 from probhard.projectors.base import Options, Projector, Solution, Stats
 from probhard.projectors.gathered import Gathered
+from probhard.recent import Recent
 from probhard.solvers.cone import ConeSolver, Report
 from probhard.tangent import Differential, tangent_of
 
 FLOOR = 1e-12  # smallest weight, relative to the largest
 ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # where Newton's steps fail, the cone solver's accuracy is left
 DENSE_VARIABLES = 64  # up to here the Jacobian is formed
-KEPT = 32  # compiled problems remembered
 SCALES = (1.0, 1e3, 30.0, 1e6)  # of the objective, relative to |R z|; tried in turn
 
-_COMPILED: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
+_COMPILED: Recent[Compiled] = Recent()
 
 
 @dataclass(frozen=True)
@@ -266,12 +265,7 @@ def _shape(shape: Any, n: int) -> Term:
 def compiled_of(terms: list[Term], n: int, diagonal: bool) -> Compiled:
     """The compiled problem of some terms, made once while it is remembered."""
     key = (n, diagonal, *(term.key for term in terms))
-    if key not in _COMPILED:
-        _COMPILED[key] = Compiled(terms, n, diagonal)
-        if len(_COMPILED) > KEPT:
-            _COMPILED.popitem(last=False)
-    _COMPILED.move_to_end(key)
-    return _COMPILED[key]
+    return _COMPILED.get(key, lambda: Compiled(terms, n, diagonal))
 
 
 class Compiled:

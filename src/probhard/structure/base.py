@@ -120,11 +120,16 @@ class Factor(ABC):
             return None
         made = self.__dict__.setdefault("_squares", {})
         if s.dtype not in made:
-            weight = self.weight.double()  # an entry that is small next to 1 may meet a large variance
-            identity, right = torch.eye(n, dtype=weight.dtype), weight.new_zeros(structure.rows)
-            images = structure.at(weight).factor(weight).project(identity, right)
-            made[s.dtype] = torch.where(images.abs() < 1e-14, 0.0, images.square()).to(s.dtype)
+            made[s.dtype] = self.squared_entries().to(s.dtype)
         return made[s.dtype]
+
+    def squared_entries(self) -> Tensor:
+        """``P * P`` transposed, (n, n) in float64: an entry that is small next to 1 may meet a large variance."""
+        weight = self.weight.double()
+        factor = self if weight is self.weight else self.structure.at(weight).factor(weight)
+        identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        images = factor.project(identity, weight.new_zeros(self.structure.rows))
+        return torch.where(images.abs() < 1e-14, 0.0, images.square())
 
     @abstractmethod
     def variance(self, s: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ class LinearSystem(OnDevice):
             if not self.core.constant:
                 return factor
             if self.variables <= SQUARED_LIMIT and self.core.double:
-                factor = SquaredFactor(factor, self)
+                factor = SquaredFactor(factor)
             if not checking():  # tensors of a traced graph must not outlive it
                 return factor
             cache[key] = factor
@@ -232,14 +232,12 @@ class LinearSystem(OnDevice):
 class SquaredFactor(Factor):
     """A fixed factor whose projector's squared entries are kept: ``diag(P S P^T) = (P * P) s``, a sum of squares."""
 
-    def __init__(self, factor: Factor, system: LinearSystem) -> None:
-        self.factor, self.weight = factor, factor.weight
-        assert system.core is not None
-        self.structure = system.core
-        identity = torch.eye(system.variables, dtype=self.weight.dtype, device=self.weight.device)
-        gain = self.weight * system.core.transpose(factor.solve(system.core.apply(identity)))
-        projector = identity - gain  # P^T, rows are images of unit vectors
-        self.squared = torch.where(projector.abs() < 1e-14, 0.0, projector.square())
+    def __init__(self, factor: Factor) -> None:
+        self.factor, self.weight, self.structure = factor, factor.weight, factor.structure
+        self.squared = factor.squared_entries()
+
+    def squared_entries(self) -> Tensor:
+        return self.squared
 
     def solve(self, r: Tensor) -> Tensor:
         return self.factor.solve(r)
