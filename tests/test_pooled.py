@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
+import sys
 import time
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from scipy.optimize import isotonic_regression
 
-from probhard import jit
+from probhard import jit, solvers
 from probhard.covariance import Dense, Diagonal, LowRank
 from probhard.errors import ParameterError, ShapeError
 from probhard.projectors.diminishing import DiminishingProjector
@@ -409,10 +410,12 @@ def test_single_precision_is_solved_in_double_and_stays_within_its_bounds(shape,
 
 def test_kernels_give_the_same_numbers_without_numba(monkeypatch):
     monkeypatch.setattr(jit, "AVAILABLE", False)
-    spec = importlib.util.spec_from_file_location("plain_pooling", pooling.__file__)
-    plain = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plain)
-    assert not hasattr(plain.solve, "py_func")  # as a compiled function has
+    for name in ("profiles", "capacity", "pooling"):
+        monkeypatch.setattr(solvers, name, getattr(solvers, name))  # imported anew, and put back afterwards
+        monkeypatch.delitem(sys.modules, f"probhard.solvers.{name}")
+    plain = importlib.import_module("probhard.solvers.pooling")
+    for function in (plain.solve, plain.taut, plain.attainable):
+        assert not hasattr(function, "py_func")  # as a compiled function has
     generator = np.random.default_rng(0)
     z, weight, row = generator.normal(size=(6, 9)), generator.uniform(0.1, 1, (6, 9)), generator.normal(size=(6, 9))
     amount, mass = np.full(6, 1.2), generator.normal(size=6)

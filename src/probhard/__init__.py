@@ -38,7 +38,8 @@ from probhard.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_
 from probhard.method import METHODS, Method, Step
 from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
 from probhard.model import ConstrainedModel
-from probhard.projection import DPPL, FrozenProjection, Projected
+from probhard.projected import Projected
+from probhard.projection import DPPL, FrozenProjection
 from probhard.projectors import Projector, Solution, Stats
 from probhard.score import (
     constraint_error,

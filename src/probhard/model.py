@@ -20,7 +20,8 @@ from probhard.distribution import LocationScale, as_location_scale
 from probhard.errors import ParameterError
 from probhard.files import replacing
 from probhard.method import Method, Step, as_method
-from probhard.projection import DPPL, Projected
+from probhard.projected import Projected
+from probhard.projection import DPPL
 
 FORMAT, FORMAT_VERSION = "probhard-model", 1
 

@@ -8,30 +8,23 @@ without sampling, and draws that are projected one by one, so that every one of 
 
 from __future__ import annotations
 
-import warnings
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
-from torch import distributions as td
-from torch.distributions.constraints import Constraint as Support
+from torch import Tensor, nn
 
-from probhard.censored import CensoredMarginals
 from probhard.constraints.base import Constraint
 from probhard.constraints.linear import LinearEquality, broadcast_batch
-from probhard.covariance import Covariance, Diagonal, check_finite, safe_sqrt
-from probhard.distribution import LocationScale, Marginals, as_location_scale
-from probhard.errors import ConvergenceError, ParameterError, ShapeError, check_choice, checking
+from probhard.covariance import Covariance, Diagonal, check_finite
+from probhard.distribution import LocationScale, as_location_scale
+from probhard.errors import ParameterError, ShapeError, check_choice, checking
 from probhard.metric import Metric, as_metric
-from probhard.projectors import Options, Projector, Solution, Stats, projector_of
-from probhard.tangent import Differential, ProjectedCovariance
+from probhard.projected import Policy, Projected, no_autocast
+from probhard.projectors import Options, Projector, Solution, projector_of
 
 COVARIANCES = ("auto", "delta", "censored", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
 FAILURES = ("raise", "flag", "resample")
-RESAMPLES = 20  # rounds of redrawing before giving up
 
 
 class DPPL(nn.Module):
@@ -82,11 +75,11 @@ class DPPL(nn.Module):
         base = _full_precision(as_location_scale(dist, validate_args=False))
         if self.validate_args:
             base.validate()
-        with _no_autocast(base.loc):
+        with no_autocast(base.loc):
             projector = self._projector(base.loc, base.cov, constraint)
             kind = self._kind(projector, constraint)
             if kind == "censored":
-                return Projected(base, constraint, self, projector, laws=projector.censored(base))
+                return Projected(base, constraint, self._policy, projector, laws=projector.censored(base))
             if kind in ("keep", "monte-carlo"):
                 solution: Solution | None = projector.solve(base.loc)
                 assert solution is not None
@@ -94,10 +87,10 @@ class DPPL(nn.Module):
             else:
                 solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
         if solution is not None:
-            self._check(solution.stats, projector, base.loc)
+            self._policy.check(solution.stats, projector, base.loc)
         if kind == "keep":
             return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self, projector, mean, tangent, scale, solution)
+        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
 
     def _kind(self, projector: Projector, constraint: Constraint) -> str:
         """Where the moments come from."""
@@ -120,8 +113,8 @@ class DPPL(nn.Module):
         if self.validate_args and checking():
             check_finite("The point", z)
         cov = None if dist is None else as_location_scale(dist, validate_args=False).cov
-        with _no_autocast(z):
-            return self._solved(self._projector(z, cov, constraint), z, start)
+        with no_autocast(z):
+            return self._policy.solved(self._projector(z, cov, constraint), z, start)
 
     def project_samples(self, samples: Tensor, constraint: Constraint) -> Solution:
         """Project an empirical law, samples (S, *batch, n); the oblique metric takes their own variances."""
@@ -134,9 +127,9 @@ class DPPL(nn.Module):
         samples = _at_least_single(samples)
         if self.validate_args and checking():
             check_finite("The sample", samples)
-        with _no_autocast(samples):
+        with no_autocast(samples):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
-            return self._solved(self._projector(samples, cov, constraint), samples)
+            return self._policy.solved(self._projector(samples, cov, constraint), samples)
 
     def freeze(self, constraint: Constraint) -> FrozenProjection:
         """A fixed metric and shared rows as one matrix product, for export."""
@@ -163,216 +156,9 @@ class DPPL(nn.Module):
         )
         return projector_of(constraint, z, weight, options)
 
-    def _solved(self, projector: Projector, z: Tensor, start: Tensor | None = None) -> Solution:
-        solution = projector.solve(z, start)
-        self._check(solution.stats, projector, z)
-        return solution
-
-    def _check(self, stats: Stats, projector: Projector, z: Tensor) -> None:
-        """Raise for points that are not feasible, unless they are to be flagged."""
-        if self.on_failure == "flag" or not self.validate_args or not checking() or bool(stats.converged.all()):
-            return  # a mean cannot be drawn again, so "resample" raises here too
-        raise projector.explain(z, stats) or ConvergenceError(
-            failure(stats, "points"),
-            "There may be no feasible point, or the variances range over too many orders of magnitude.",
-            "Check the constraint, set a floor on the variances, or pass on_failure='flag' and read the stats.",
-        )
-
-
-def failure(stats: Stats, what: str) -> str:
-    """How many did not get there, and the worst of them."""
-    bad = ~stats.converged
-    worst = float(stats.residual.nan_to_num(torch.inf).max())
-    return (
-        f"{int(bad.sum())} of {bad.numel()} {what} are not feasible or not nearest; "
-        f"the worst relative residual is {worst:.3g}."
-    )
-
-
-class Projected(td.Distribution):
-    """A distribution whose mean is feasible and whose every draw is."""
-
-    arg_constraints: dict[str, Support] = {}  # noqa: RUF012
-    has_rsample = True
-    feasible = True
-
-    def __init__(
-        self,
-        base: LocationScale,
-        constraint: Constraint,
-        layer: DPPL,
-        projector: Projector,
-        mean: Tensor | None = None,
-        tangent: Differential | None = None,
-        scale: Tensor | None = None,
-        solution: Solution | None = None,
-        laws: CensoredMarginals | None = None,
-    ) -> None:
-        self.base, self.constraint, self.layer, self.projector = base, constraint, layer, projector
-        self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._laws = laws
-        self._fixed: tuple[Tensor, Tensor] | None = None
-        shape = laws.loc.shape if mean is None and laws is not None else cast(Tensor, mean).shape
-        super().__init__(shape[:-1], shape[-1:], validate_args=False)
-
     @property
-    def family(self) -> Any:
-        """The family of the base law."""
-        return self.base.family
-
-    @property
-    def exact(self) -> bool:
-        """Whether the marginals are those of the projected law, not only its first two moments."""
-        if self._laws is not None:
-            return not self.projector.equalities
-        linear = isinstance(self.constraint, LinearEquality)
-        return self.base.exact and linear and self._sampled is None
-
-    @property
-    def mean(self) -> Tensor:
-        """Projected mean, (*batch, n)."""
-        if self._laws is not None:
-            if self._point is None:
-                self._point = self._censored_mean(self._laws)
-            return self._point
-        return cast(Tensor, self._point) if self._sampled is None else self._sampled[0]
-
-    def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
-        """The mean of the clipped marginals; where there are equalities too, the feasible point nearest to it."""
-        if not self.projector.equalities:
-            return laws.mean
-        with _no_autocast(laws.mean):
-            return self.layer._solved(self.projector, laws.mean).value
-
-    @property
-    def tangent(self) -> Differential:
-        """The tangent at the projected location."""
-        if self._tangent is None:
-            self._tangent = self._located.tangent
-        return self._tangent
-
-    @property
-    def scale(self) -> Tensor:
-        """Marginal scales (*batch, n); exactly 0 where the constraint fixes a variable."""
-        if self._scale is None:
-            variance = self._laws.variance if self._laws is not None else self._moments[1]
-            self._scale = safe_sqrt(variance / self.family.unit_variance)
-        return self._scale.expand(self.batch_shape + self.event_shape)
-
-    @property
-    def variance(self) -> Tensor:
-        """Projected marginal variances, (*batch, n)."""
-        return self.scale.square() * self.family.unit_variance
-
-    @property
-    def cov(self) -> Covariance:
-        """The projected scale matrix, singular and never formed."""
-        return ProjectedCovariance(self.tangent, self.base.cov)
-
-    @property
-    def marginals(self) -> Marginals:
-        """The coordinates' own laws."""
-        return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
-
-    @property
-    def stats(self) -> Stats:
-        """How the projection of the mean went."""
-        return self._located.stats
-
-    @property
-    def _located(self) -> Solution:
-        """The projection of the location."""
-        if self._solution is None:
-            self._solution = self.projector.solve(self.base.loc)
-        return self._solution
-
-    def as_location_scale(self) -> LocationScale:
-        """The projected law as a location-scale one with singular covariance."""
-        return LocationScale(self.mean, self.cov, self.family, validate_args=False)
-
-    def draw(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Solution:
-        """Projected draws (*sample_shape, *batch, n) with the status of each."""
-        z = self.base.rsample(sample_shape, generator)
-        with _no_autocast(z):
-            return self.projector.solve(z)
-
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Reparameterised draws, all feasible; see ``on_failure`` for those that cannot be."""
-        z = self.base.rsample(sample_shape, generator)
-        with _no_autocast(z):
-            solution = self.projector.solve(z)
-        if not checking() or bool(solution.stats.converged.all()):
-            return solution.value
-        return self._handle(z, solution, Size(sample_shape), generator)
-
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draws without gradient, all feasible."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
-        """The same law with broadcast batch dimensions."""
-        base = self.base.expand(batch_shape)
-        if self._laws is not None:
-            return Projected(base, self.constraint, self.layer, self.projector, laws=self.projector.censored(base))
-        mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
-        parts = (self.layer, self.projector, mean, self.tangent, self._scale, self._solution)
-        return Projected(base, self.constraint, *parts)
-
-    @property
-    def _sampled(self) -> tuple[Tensor, Tensor] | None:
-        """The moments of fixed draws, where these are what is asked for."""
-        return self._moments if self._scale is None or self._fixed is not None else None
-
-    @property
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of fixed antithetic draws: exact mean, pathwise gradients, common random numbers."""
-        if self._fixed is None:
-            self._fixed = self._fixed_draws()
-        return self._fixed
-
-    def _fixed_draws(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(self.base.loc.device).manual_seed(0)
-        base, half = self.base, max(1, self.layer.draws // 2)
-        shape = (half, *base.batch_shape)
-        noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
-        moved = base.cov.root(noise)
-        with _no_autocast(moved):
-            z = torch.cat([base.loc + moved, base.loc - moved])
-            solution = self.projector.solve(z)
-        self.layer._check(solution.stats, self.projector, z)
-        draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # flagged, not averaged
-        mean = draws.mean(0)
-        return self._inside(mean), (draws - mean).square().mean(0)
-
-    def _inside(self, mean: Tensor) -> Tensor:
-        """The mean of draws, or, where the set is not convex, the feasible point nearest to it; NaN stays."""
-        if not self.projector.local:
-            return mean
-        known = torch.isfinite(mean).all(-1, keepdim=True)
-        with _no_autocast(mean):
-            solution = self.layer._solved(self.projector, torch.where(known, mean, self.base.loc))
-        return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
-
-    def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
-        """Draws with failures among them, as ``on_failure`` asks."""
-        value, bad = solution.value, ~solution.stats.converged
-        if self.layer.on_failure == "resample":
-            for _ in range(RESAMPLES):
-                again = self.draw(shape, generator)
-                value = torch.where(bad.unsqueeze(-1), again.value, value)
-                bad = bad & ~again.stats.converged
-                if not bool(bad.any()):
-                    return value
-        found = failure(replace(solution.stats, converged=~bad), "draws")
-        if self.layer.on_failure == "flag":
-            warnings.warn(f"{found} They are NaN.", RuntimeWarning, stacklevel=3)
-            return torch.where(bad.unsqueeze(-1), torch.nan, value)
-        raise self.projector.explain(z, solution.stats) or ConvergenceError(
-            found,
-            "An infeasible draw is never returned as if it were feasible.",
-            "Look for enormous or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",
-        )
+    def _policy(self) -> Policy:
+        return Policy(self.on_failure, self.validate_args, self.draws)
 
 
 class FrozenProjection(nn.Module):
@@ -417,9 +203,3 @@ def _at_least_single(x: Tensor) -> Tensor:
 def _full_precision(base: LocationScale) -> LocationScale:
     loc = _at_least_single(base.loc)
     return base if loc is base.loc else LocationScale(loc, base.cov.to(torch.float32), base.family, validate_args=False)
-
-
-def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()

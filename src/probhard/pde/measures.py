@@ -19,7 +19,7 @@ from probhard.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
-from probhard.projection import Projected
+from probhard.projected import Projected
 
 CHUNK = 10  # fields measured at a time
 

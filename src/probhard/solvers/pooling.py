@@ -11,8 +11,7 @@ linearly in r and in the weight, so that Newton's method in a bracket ends on th
 values ("groups", with sums Q of q, A of a, and s of the signs of their jumps) have
 ``u_g = (sum q z - r A - weight s) / Q`` or lie on a bound.
 
-Monotone regression pools adjacent violators. The penalty is solved by Johnson's dynamic programme over the knots of
-the derivative of the cost-to-come, which keeps values at the knots and not slopes: weights may then range over 1e12.
+``profiles`` has the two shapes without bounds, ``capacity`` the masses that can be attained.
 """
 
 from __future__ import annotations
@@ -21,136 +20,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probhard.jit import Array, compiled
+from probhard.solvers.capacity import attainable
+from probhard.solvers.profiles import (
+    BOUND,
+    DECREASING,
+    EDGE,
+    EPSILON,
+    INCREASING,
+    NOISE,
+    PENALTY,
+    RAW,
+    SHARE,
+    SHIFTED,
+    SIDE,
+    SIGN,
+    START,
+    TOTAL,
+    VALUE,
+    A,
+    Problem,
+    Q,
+    W,
+    Z,
+    flat,
+    joint,
+    monotone,
+    taut,
+)
 
-INCREASING, DECREASING, PENALTY, BOUND = 0, 1, 2, 3
-EPSILON = 2.0**-52
-RANGE = 1e4  # of the weights that are summed before the sums are written to the knots
 TRIALS = 200
 FAR = 1e40  # units of the dual beyond which nothing changes any more
-
-Z, W, Q, A = range(4)  # rows of ``data`` (4, n): the points, weights (largest 1), their inverses, the row (largest 1)
-
-# Rows of ``work`` (15, 2 n + 2). Of points: z - r w a; the sign of the jump after it, 0 within a group; between which
-# values it follows its right neighbour. Of knots: position, derivative over its anchor, anchor. Of groups: first point,
-# Q, A, s, rounding error, value before and after clipping, and -1 on the lower bound, 1 on the upper, 0 if free.
-SHIFTED, EDGE, LEAST, MOST, POSITION, RISE, ANCHOR, START, TOTAL, SHARE, SIGN, NOISE, RAW, VALUE, SIDE = range(15)
-
-# Kind, n, amount, lower, upper, mass, and the sum of the row's magnitudes, 0 without a row. A plain tuple: numba's
-# files on disk would name a class, and could not be read once it has changed.
-Problem = tuple[int, int, float, float, float, float, float]
-
-
-@compiled
-def _joint(mean: float, total: float, other: float, weight: float) -> float:
-    """The mean of two weighted means, from the heavier one on: the lighter one may be far away."""
-    if weight > total:
-        return other + (mean - other) * (total / (total + weight))
-    return mean + (other - mean) * (weight / (total + weight))
-
-
-@compiled
-def _monotone(data: Array, work: Array, n: int) -> None:
-    """Edges of the increasing regression; equal neighbours are not pooled."""
-    count = 0
-    for i in range(n):
-        work[EDGE, i] = 0.0
-        work[START, count], work[RAW, count], work[TOTAL, count] = i, work[SHIFTED, i], data[Q, i]
-        count += 1
-        while count > 1 and work[RAW, count - 2] > work[RAW, count - 1]:
-            count -= 1
-            work[RAW, count - 1] = _joint(
-                work[RAW, count - 1], work[TOTAL, count - 1], work[RAW, count], work[TOTAL, count]
-            )
-            work[TOTAL, count - 1] += work[TOTAL, count]
-    for g in range(1, count):
-        work[EDGE, int(work[START, g]) - 1] = 1.0
-
-
-@compiled
-def _flat(data: Array, work: Array, n: int) -> float:
-    """The smallest penalty that leaves one group."""
-    mean, total, running, largest = 0.0, 0.0, 0.0, 0.0
-    for i in range(n):
-        mean = _joint(mean, total, work[SHIFTED, i], data[Q, i])
-        total += data[Q, i]
-    for i in range(n - 1):
-        running += data[Q, i] * (work[SHIFTED, i] - mean)
-        largest = max(largest, abs(running))
-    return largest
-
-
-@compiled
-def _crossing(work: Array, k: int, level: float, sum_q: float, sum_qz: float) -> float:
-    """Where the derivative reaches ``level``, between the knots k - 1 and k."""
-    x, width = work[POSITION, k - 1], work[POSITION, k] - work[POSITION, k - 1]
-    rise = level - work[ANCHOR, k - 1] - (work[RISE, k - 1] + sum_q * x - sum_qz)
-    whole = work[ANCHOR, k] - work[ANCHOR, k - 1] + (work[RISE, k] - work[RISE, k - 1] + sum_q * width)
-    return x + width * min(1.0, max(0.0, rise / whole))
-
-
-@compiled
-def _taut(data: Array, work: Array, n: int, weight: float) -> None:
-    """Edges of the solution with the penalty ``weight TV(u)``.
-
-    The derivative at a knot is its anchor, ``-weight`` or ``weight``, plus its rise, plus ``sum_q x - sum_qz``, what
-    was added to all knots since.
-    """
-    heaviest = 0
-    for i in range(n):
-        work[EDGE, i] = 0.0
-        heaviest = i if data[Q, i] > data[Q, heaviest] else heaviest
-    if weight >= _flat(data, work, n):
-        return
-    sum_q, sum_qz, smallest, left, right, low, high = 0.0, 0.0, np.inf, n + 1, n, 0.0, 0.0
-    origin = work[SHIFTED, heaviest]
-    for i in range(n):
-        x, q, level = work[SHIFTED, i] - origin, data[Q, i], weight if i < n - 1 else 0.0
-        smallest = min(smallest, q)
-        if sum_q + q > RANGE * smallest:
-            for k in range(left, right + 1):
-                work[RISE, k] += sum_q * work[POSITION, k] - sum_qz
-            sum_q, sum_qz, smallest = 0.0, 0.0, q
-        sum_q += q
-        sum_qz += q * x
-        first, last = left, right
-        while (
-            first <= right and work[RISE, first] + sum_q * work[POSITION, first] - sum_qz < -level - work[ANCHOR, first]
-        ):
-            first += 1
-        while last >= first and work[RISE, last] + sum_q * work[POSITION, last] - sum_qz > level - work[ANCHOR, last]:
-            last -= 1
-        before = weight if i > 0 else 0.0  # beyond the knots the derivative was flat, and has the slope q now
-        if first == left:
-            low = x + (before - level) / q
-        else:
-            low = x - (before + level) / q if first > right else _crossing(work, first, -level, sum_q, sum_qz)
-        if last == right:
-            high = x + (level - before) / q
-        else:
-            high = x + (level + before) / q if last < left else _crossing(work, last + 1, level, sum_q, sum_qz)
-        left, right, high = first - 1, last + 1, max(low, high)
-        work[POSITION, left], work[RISE, left], work[ANCHOR, left] = low, sum_qz - sum_q * low, -weight
-        work[POSITION, right], work[RISE, right], work[ANCHOR, right] = high, sum_qz - sum_q * high, weight
-        work[LEAST, i], work[MOST, i] = low, high
-    u = work[LEAST, n - 1]
-    for i in range(n - 2, -1, -1):
-        if u > work[MOST, i]:
-            work[EDGE, i], u = 1.0, work[MOST, i]
-        elif u < work[LEAST, i]:
-            work[EDGE, i], u = -1.0, work[LEAST, i]
 
 
 @compiled
 def _divide(problem: Problem, data: Array, work: Array, r: float, weight: float) -> int:
     """Groups and their clipped values at the duals r and ``weight``; returns the number of groups."""
     kind, n, _, lower, upper, _, _ = problem
-    monotone = kind == INCREASING
+    increasing = kind == INCREASING
     for i in range(n):
         work[SHIFTED, i] = data[Z, i] - r * data[W, i] * data[A, i]
-    if monotone:
-        _monotone(data, work, n)
+    if increasing:
+        monotone(data, work, n)
     elif weight > 0.0:
-        _taut(data, work, n, weight)
+        taut(data, work, n, weight)
     else:
         for i in range(n - 1):
             work[EDGE, i] = -1.0 if work[SHIFTED, i + 1] < work[SHIFTED, i] else 1.0
@@ -159,7 +71,7 @@ def _divide(problem: Problem, data: Array, work: Array, r: float, weight: float)
     total, mean, share, size, height = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(n):
         q, z = data[Q, i], work[SHIFTED, i]
-        mean = _joint(mean, total, z, q)
+        mean = joint(mean, total, z, q)
         total += q
         height += q * (abs(data[Z, i]) + abs(z))
         share += data[A, i]
@@ -167,7 +79,7 @@ def _divide(problem: Problem, data: Array, work: Array, r: float, weight: float)
         edge = work[EDGE, i]
         if i < n - 1 and edge == 0.0:
             continue
-        sign = 0.0 if monotone else before - edge
+        sign = 0.0 if increasing else before - edge
         u = mean - weight * sign / total
         work[START, count], work[TOTAL, count], work[SIGN, count] = first, total, sign
         work[SHARE, count] = share if abs(share) > 16.0 * EPSILON * size else 0.0
@@ -232,7 +144,7 @@ def _bounded(problem: Problem, data: Array, work: Array, r: float, guess: float)
         else:
             high, f_high = x, f
         if k == 0:
-            high = _flat(data, work, n)
+            high = flat(data, work, n)
         if high - low <= 2.0 * EPSILON * high or amount <= 0.0:
             x = high
         elif k == 0 and low < guess < high:
@@ -322,80 +234,6 @@ def _contract(amount: float, work: Array, count: int) -> None:
 
 
 @compiled
-def _segments(data: Array, n: int, turn: float, price: float) -> tuple[float, float]:
-    """Number of edges and sum of the set of points with the largest ``turn * sum(a) - price * edges``."""
-    off_edges, off_sum, on_edges, on_sum = 0.0, 0.0, 0.0, turn * data[A, 0]
-    for i in range(1, n):
-        opens = off_sum - price * (off_edges + 1.0) > on_sum - price * on_edges
-        closes = on_sum - price * (on_edges + 1.0) > off_sum - price * off_edges
-        edges, total = (off_edges + 1.0, off_sum) if opens else (on_edges, on_sum)
-        if closes:
-            off_edges, off_sum = on_edges + 1.0, on_sum
-        on_edges, on_sum = edges, total + turn * data[A, i]
-    if on_sum - price * on_edges > off_sum - price * off_edges:
-        return on_edges, on_sum
-    return off_edges, off_sum
-
-
-@compiled
-def _capacity(problem: Problem, data: Array, turn: float) -> float:
-    """The largest ``turn * a . u`` among profiles that satisfy everything but the row."""
-    kind, n, amount, lower, upper, _, size = problem
-    amount = min(amount, 1e300)
-    noise, most, tail, every = 16.0 * EPSILON * size, 0.0, 0.0, 0.0
-    for i in range(n - 1, -1, -1):
-        a = turn * data[A, i]
-        tail += a
-        most = max(most, tail if i > 0 or upper < np.inf else 0.0)
-        every += a * (upper if a > 0.0 else lower) if a != 0.0 else 0.0
-    total = tail if abs(tail) > noise else 0.0
-    if kind == PENALTY:
-        return every
-    if (total > 0.0 and upper == np.inf) or (total < 0.0 and lower == -np.inf):
-        return np.inf
-    if kind == INCREASING:
-        if lower > -np.inf and upper < np.inf:
-            return lower * total + (upper - lower) * most
-        if lower == -np.inf:  # what is gained by lowering the points before a tail
-            most -= total
-        base = lower if lower > -np.inf else (upper if upper < np.inf else 0.0)
-        return np.inf if most > noise else base * total
-    if lower == -np.inf:  # nothing is gained beyond one amount from the other bound
-        upper = upper if upper < np.inf else 0.0
-        lower = upper - amount
-    upper = upper if upper < np.inf else lower + amount
-    if not upper > lower:
-        return lower * total
-    edges, few, few_sum = amount / (upper - lower), 0.0, max(0.0, total)
-    many, many_sum = _segments(data, n, turn, 0.0)
-    for _ in range(2 * n):  # vertices of the concave hull of the best sums over their numbers of edges
-        if edges >= many or many <= few:
-            return lower * total + (upper - lower) * many_sum
-        price = (many_sum - few_sum) / (many - few)
-        new, new_sum = _segments(data, n, turn, price)
-        if new_sum - price * new <= few_sum - price * few + noise:
-            return lower * total + (upper - lower) * (few_sum + price * (edges - few))
-        if new <= edges:
-            few, few_sum = new, new_sum
-        else:
-            many, many_sum = new, new_sum
-    return np.inf
-
-
-@compiled
-def _attainable(problem: Problem, data: Array) -> float:
-    """The mass nearest to the one asked for that some profile attains."""
-    kind, n, _, lower, upper, mass, size = problem
-    total = 0.0
-    for i in range(n):
-        total += data[A, i]
-    constant = mass / total if abs(total) > 16.0 * EPSILON * size else np.inf
-    if kind != PENALTY and lower <= constant <= upper and abs(constant) < np.inf:
-        return mass
-    return min(max(mass, -_capacity(problem, data, -1.0)), _capacity(problem, data, 1.0))
-
-
-@compiled
 def solve(
     kind: int,
     z: Array,  # (profiles, n)
@@ -432,7 +270,7 @@ def solve(
             for i in range(n):
                 data[A, i] = a[p, i] / steepest
                 size += abs(data[A, i])
-            target = _attainable((simple, n, limit, low, high, turn * mass[p] / steepest, size), data)
+            target = attainable((simple, n, limit, low, high, turn * mass[p] / steepest, size), data)
         problem = (simple, n, limit, low, high, target, size)
         count, active = _balance(problem, data, work)
         if row or kind == BOUND:
