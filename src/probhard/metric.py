@@ -165,7 +165,7 @@ def as_metric(metric: str | Metric) -> Metric:
         raise ParameterError(
             f"metric got a {type(metric).__name__}.",
             "A metric is a name or a Metric; distributions and constraints are passed when the layer is called.",
-            'Write DPPL("orthogonal")(distribution, constraint).',
+            'Write DPPL("oblique")(distribution, constraint), or "orthogonal".',
         )
     check_choice("metric", metric, tuple(NAMED))
     return NAMED[metric]()

@@ -112,8 +112,13 @@ class Factor(ABC):
         """The root of the projected variances."""
         return safe_sqrt(self.variance(s))
 
-    def squares(self, s: Tensor) -> Tensor | None:
-        """``P * P`` transposed in the dtype of s, where W is fixed and enough points share it for one product."""
+    @property
+    def conditioned(self) -> bool:
+        """Whether rounding grows with the range of the weights, so that points want a check."""
+        return self.structure.double
+
+    def quick_scale(self, s: Tensor) -> Tensor | None:
+        """``scale`` in the dtype of s by one product with ``P * P``, where W is fixed and enough points share it."""
         n, structure = self.structure.variables, self.structure
         fixed = self.weight.dim() == 1 and not self.weight.requires_grad and structure.constant
         if not fixed or n > SQUARED_LIMIT or not plain(s) or POINTS * s.numel() < n * n:
@@ -121,7 +126,7 @@ class Factor(ABC):
         made = self.__dict__.setdefault("_squares", {})
         if s.dtype not in made:
             made[s.dtype] = self.squared_entries().to(s.dtype)
-        return made[s.dtype]
+        return safe_sqrt(s @ made[s.dtype])
 
     def squared_entries(self) -> Tensor:
         """``P * P`` transposed, (n, n) in float64: an entry that is small next to 1 may meet a large variance."""

@@ -19,6 +19,7 @@ from probhard.structure.sweeps import Program, ratio
 # Of a fixed W: the rows' keep, give, p and (k_x keep)^2 (all 0 or 1 at a root), then of each inside variable
 # g, k^2, (t g)^2 and (p g)^2.
 Gains = tuple[Array, Array, Array, Array, Array, Array, Array, Array]
+Stages = tuple[tuple[Program, Gains], ...]  # forests that are swept one after the other
 
 
 @compiled
@@ -190,27 +191,53 @@ def project_adjoint(program: Program, gains: Gains, of_mean: Numbers, of_z: Numb
 
 
 @compiled
-def scale(program: Program, gains: Gains, s: Numbers, out: Numbers) -> None:
+def chain(stages: Stages, z: Numbers, out: Numbers) -> None:
+    """Write points z (batch, n) projected by one forest after the other, with right-hand sides 0."""
+    n, lanes = z.shape[1], min(LANES, z.shape[0])
+    point, gap, zero = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes))
+    for first in range(0, z.shape[0], lanes):
+        load(z, first, point)
+        for t in range(len(stages)):
+            _project(stages[t][0], stages[t][1], zero, point, gap)
+        store(point, first, out)
+
+
+@compiled
+def chain_adjoint(stages: Stages, of_out: Numbers, of_z: Numbers) -> None:
+    """Write the gradients of z (batch, n)."""
+    n, lanes = of_out.shape[1], min(LANES, of_out.shape[0])
+    of, gap, right = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
+    for first in range(0, of_out.shape[0], lanes):
+        load(of_out, first, of)
+        for t in range(len(stages) - 1, -1, -1):
+            _project_adjoint(stages[t][0], stages[t][1], of, gap, right)
+        store(of, first, of_z)
+
+
+@compiled
+def scale(stages: Stages, s: Numbers, out: Numbers) -> None:
     """Write the roots of the projected variances from s (batch, n)."""
-    n, q, lanes = s.shape[1], len(program[1]), min(LANES, s.shape[0])
-    given, h, rest, total = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes)), np.empty((q, lanes))
+    n, lanes = s.shape[1], min(LANES, s.shape[0])
+    given, h, rest, total = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes)), np.empty((n, lanes))
     for first in range(0, s.shape[0], lanes):
-        load(s, first, given)
-        h[:] = given
-        _variance(program, gains, given, h, total, rest)
+        load(s, first, h)
+        for t in range(len(stages)):
+            given[:] = h
+            _variance(stages[t][0], stages[t][1], given, h, total, rest)
         h[:] = np.sqrt(h)
         store(h, first, out)
 
 
 @compiled
-def scale_adjoint(program: Program, gains: Gains, scale: Numbers, of_scale: Numbers, of_s: Numbers) -> None:
+def scale_adjoint(stages: Stages, scale: Numbers, of_scale: Numbers, of_s: Numbers) -> None:
     """Write the gradients of s (batch, n)."""
-    n, q, lanes = scale.shape[1], len(program[1]), min(LANES, scale.shape[0])
+    n, lanes = scale.shape[1], min(LANES, scale.shape[0])
     of, root, rest, own_part = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
-    total = np.empty((q, lanes))
+    total = np.empty((n, lanes))
     for first in range(0, scale.shape[0], lanes):
         load(of_scale, first, of)
         load(scale, first, root)
         of *= 0.5 * root / (root * root + TINY)
-        _variance_adjoint(program, gains, of, rest, own_part, total)
+        for t in range(len(stages) - 1, -1, -1):
+            _variance_adjoint(stages[t][0], stages[t][1], of, rest, own_part, total)
         store(of, first, of_s)

@@ -10,6 +10,9 @@ The choice, in this order, from the data alone:
 | large and sparse                    | Cholesky in rounds (``sparse``)                  | O(fill)    |
 | q <= n - q                          | dense Cholesky of ``A W A^T`` (``dense``)        | O(n q^2)   |
 | q > n - q                           | dense Cholesky of the complement (``dense``)     | O(q (n-q)^2) |
+
+Beside the last three, hierarchies that cross trees completely are swept axis by axis (``crossed``), in O(n), where the
+weights cross too.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from probhard.errors import broadcast, checking
 from probhard.structure.base import DenseMap, Factor, Mapped, OnDevice, SparseMap, Structure
+from probhard.structure.crossed import Crossing
 from probhard.structure.dense import DenseRows, NullRows
 from probhard.structure.disjoint import DisjointRows
 from probhard.structure.elimination import plan_elimination
@@ -85,6 +89,7 @@ class LinearSystem(OnDevice):
         self.kept: Tensor | None = None  # the rows that reach the core, where not all do
         self.transform: SparseMap | None = None  # right-hand sides of rewritten rows
         self.held: Tensor | None = None  # variables that no projection may move
+        self.crossing: Crossing | None = None  # of trees, where the rows are one
         self.redundancy: Redundancy | None = None
         self.matrix: sp.csr_array | None = None
 
@@ -127,6 +132,8 @@ class LinearSystem(OnDevice):
         system.pins, system.transform = pins, transform
         if len(others) < matrix.shape[0]:
             system.kept = torch.from_numpy(others.astype(np.int64))
+        elif core is not None and core.double and len(others) >= SPARSE_ROWS:
+            system.crossing = Crossing.find(matrix)
         if held is not None and len(held):
             system.held = torch.from_numpy(np.asarray(held, dtype=np.int64))
         return system
@@ -169,6 +176,10 @@ class LinearSystem(OnDevice):
         parts = [] if self.pins is None else [f"{len(self.pins.variable)} pinned variables substituted"]
         if self.core is not None:
             parts.append(self.core.algorithm)
+        if self.crossing is not None:
+            parts.append(
+                f"sweeps along {len(self.crossing.axes)} crossed trees where the weights cross, as equal ones do"
+            )
         return "; ".join(parts)
 
     @property
@@ -211,17 +222,23 @@ class LinearSystem(OnDevice):
             z = z.expand(*shape, -1).index_copy(-1, self.pins.variable, values.expand(*shape, -1).to(z.dtype))
         return z, core_b if self.transform is None else self.transform.apply(core_b)
 
+    def factor(self, weight: Tensor) -> Factor:
+        """Factor for weights (*batch, n); pinned and held variables get 0."""
+        assert self.core is not None
+        weight = self.movable(weight)
+        crossed = None if self.crossing is None else self.crossing.factor(self.core, weight)
+        return self.core.factor(weight) if crossed is None else crossed
+
     def unit_factor(self, like: Tensor) -> Factor:
         """Factor for W = I, kept for each dtype and device: it depends on A alone."""
         assert self.core is not None
         cache = self.__dict__.setdefault("_unit_factors", {})
         key = (like.dtype, like.device)
         if key not in cache:
-            weight = self.movable(torch.ones(self.variables, dtype=like.dtype, device=like.device))
-            factor: Factor = self.core.factor(weight)
+            factor = self.factor(torch.ones(self.variables, dtype=like.dtype, device=like.device))
             if not self.core.constant:
                 return factor
-            if self.variables <= SQUARED_LIMIT and self.core.double:
+            if self.variables <= SQUARED_LIMIT and factor.conditioned:
                 factor = SquaredFactor(factor)
             if not checking():  # tensors of a traced graph must not outlive it
                 return factor

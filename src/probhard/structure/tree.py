@@ -167,7 +167,7 @@ class TreeFactor(Factor):
 
     def scale(self, s: Tensor) -> Tensor:
         if s.numel() and plain(s) and self.gains is not None:
-            return cast(Tensor, tree_kernels.Scale.apply(s, self))
+            return cast(Tensor, tree_kernels.Scale.apply(s, (self,)))
         return super().scale(s)
 
     def solve(self, r: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -53,15 +53,51 @@ class Pull(torch.autograd.Function):
         return ctx.factor.project(*gradients), None
 
 
-class Scale(torch.autograd.Function):
-    """Roots of the projected variances s (*batch, n) under a fixed weight by ``fixed_sweeps``."""
+class Chain(torch.autograd.Function):
+    """Points z (*batch, n) projected by several forests in turn, right-hand sides 0; linear, and so is its adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, factor: TreeFactor) -> Tensor:
+    def forward(ctx: Any, z: Tensor, factors: tuple[TreeFactor, ...]) -> Tensor:
+        out = z.new_empty(z.shape)
+        fixed_sweeps.chain(_stages(factors), matrix(z), matrix(out))
+        ctx.factors = factors
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        if plain(gradient):
+            return ChainPull.apply(gradient, ctx.factors), None
+        for factor in reversed(ctx.factors):
+            pulled = factor.tree.transpose(factor.solve(factor.tree.apply(factor.weight * gradient)))
+            gradient = gradient - pulled
+        return gradient, None
+
+
+class ChainPull(torch.autograd.Function):
+    """The adjoint of ``Chain``."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, factors: tuple[TreeFactor, ...]) -> Tensor:
+        out = gradient.new_empty(gradient.shape)
+        fixed_sweeps.chain_adjoint(_stages(factors), matrix(gradient), matrix(out))
+        ctx.factors = factors
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        for factor in ctx.factors:
+            gradient = factor.project(gradient, gradient.new_zeros(factor.tree.rows))
+        return gradient, None
+
+
+class Scale(torch.autograd.Function):
+    """Roots of the variances s (*batch, n) projected by one or several forests under a fixed weight."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, factors: tuple[TreeFactor, ...]) -> Tensor:
         out = s.new_empty(s.shape)
-        assert factor.gains is not None
-        fixed_sweeps.scale(factor.tree.program, factor.gains, matrix(s), matrix(out))
-        ctx.factor = factor
+        fixed_sweeps.scale(_stages(factors), matrix(s), matrix(out))
+        ctx.factors = factors
         ctx.save_for_backward(s, out)
         return out
 
@@ -70,10 +106,13 @@ class Scale(torch.autograd.Function):
         s, out = ctx.saved_tensors
         if torch.is_grad_enabled() or not plain(gradient):
             with torch.enable_grad():
-                found = safe_sqrt(ctx.factor.variance(s))
-            return torch.autograd.grad(found, s, gradient, create_graph=True)[0], None
+                found = s
+                for factor in ctx.factors:
+                    found = factor.variance(found)
+                root = safe_sqrt(found)
+            return torch.autograd.grad(root, s, gradient.to(root), create_graph=True)[0], None
         of_s = s.new_empty(s.shape)
-        fixed_sweeps.scale_adjoint(ctx.factor.tree.program, ctx.factor.gains, *map(matrix, (out, gradient, of_s)))
+        fixed_sweeps.scale_adjoint(_stages(ctx.factors), *map(matrix, (out, gradient, of_s)))
         return of_s, None
 
 
@@ -104,3 +143,8 @@ class Moments(torch.autograd.Function):
 def _matched(b: Tensor, z: Tensor) -> Tensor:
     """Right-hand sides for the points z, one for all or one for each."""
     return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)
+
+
+def _stages(factors: tuple[TreeFactor, ...]) -> fixed_sweeps.Stages:
+    """What the kernels need to know of the forests, in the order of the sweeps."""
+    return tuple((factor.tree.program, cast(fixed_sweeps.Gains, factor.gains)) for factor in factors)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, LowRank, safe_sqrt
+from probhard.covariance import Covariance, Diagonal, LowRank
 from probhard.structure.system import LinearSystem
 from probhard.tangent.base import Tangent
 
@@ -35,12 +35,12 @@ class DiagonalTangent(Tangent):
         if isinstance(weight, Identity):
             self.factor = self.system.unit_factor(like)
         else:
-            self.factor = self.core.factor(self.system.movable(weight.variance.to(like)))
+            self.factor = self.system.factor(weight.variance.to(like))
         self.weight = Diagonal(self.factor.weight)
 
     @property
     def conditioned(self) -> bool:
-        return self.core.double
+        return self.factor.conditioned
 
     def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
         return self.factor.project(z, b)
@@ -54,10 +54,10 @@ class DiagonalTangent(Tangent):
     def moments(self, z: Tensor, b: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
         if not isinstance(cov, Diagonal):
             return super().moments(z, b, cov)
-        if self.conditioned and cov.dtype == z.dtype:
-            squares = self.factor.squares(z)
-            if squares is not None:
-                return self.project(z, b), safe_sqrt(self.system.free(cov.variance) @ squares)
+        if self.core.double and cov.dtype == z.dtype:
+            scale = self.factor.quick_scale(self.system.free(cov.variance))
+            if scale is not None:
+                return self.project(z, b), scale
         point, right = self.system.substitute(z.to(self.dtype), b.to(z.device, self.dtype))
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
