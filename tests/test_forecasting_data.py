@@ -297,7 +297,7 @@ def test_long_frames_go_there_and_back(freq):
     polars = pl.from_pandas(frame).with_columns(pl.col("ds").cast(pl.Date if freq not in "h" else pl.Datetime("us")))
     for kind in (frame, polars):
         found = from_frame(kind, ["state", "region"])
-        back = to_long(found.bottom, found.names[-4:], found.index, like=kind)
+        back = to_long(found.bottom, found.names[-4:], found.index, kind, found.place)
         assert type(back) is type(kind)
         if kind is not frame:
             assert back.schema["ds"] == kind.schema["ds"]

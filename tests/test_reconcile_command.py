@@ -282,7 +282,7 @@ def test_certain_series_do_not_stop_the_others(run: Run) -> None:
         (lambda f: f[["state", "region", "ds", "ETS"]], ("--level", "80"), "means alone"),
         (lambda f: f[["state", "region", "ds", "ETS"]], ("--metric", "oblique"), "without spreads"),
         (lambda f: f.drop(columns="region"), (), "no column 'region'"),
-        (lambda f: f.drop(columns=["region", "state"]), (), "no column 'unique_id'"),
+        (lambda f: f.drop(columns=["region", "state"]), (), "no column 'state'"),
         (lambda f: f.drop(columns=["region", "state"]).assign(unique_id="a"), (), "ids have up to 1 parts"),
         (lambda f: f, ("--models", "TFT"), "no model 'TFT'"),
         (lambda f: f, ("--upper", "capacity"), "'capacity' is not a number"),
@@ -355,3 +355,31 @@ def test_quantiles_are_read_as_laws() -> None:
         Forecasts.of_quantiles([0.5, 0.5], np.zeros((2, 1, 1)))
     with pytest.raises(ph.ShapeError, match="forecasts of 4 series"):
         Reconciliation(ph.Hierarchy(S))(Forecasts(MEAN[:, 3:]))
+
+
+def test_a_mean_beside_a_median_moves_no_quantile(run: Run) -> None:
+    """Means and medians add up as they are, the mean beside the middle of a normal law."""
+    bottom = np.abs(MEAN[:, 3:]) + 1
+    median, half = bottom @ S.T, 1.0 + 0.0 * MEAN
+    columns = {"M": 1.1 * median, "M-median": median, "M-lo-80": median - half, "M-hi-80": median + half}
+    _, found, certificate = run(long(columns), "--keys", "state,region")
+    np.testing.assert_allclose(cube(found, "M")[0], columns["M"], rtol=1e-12)
+    assert not certificate["models"]["M"]["quantiles_in_closed_form"]
+    np.testing.assert_allclose(cube(found, "M-median")[0], median, atol=0.1)
+
+
+@pytest.mark.parametrize("options", [(), ("--executor", "joblib")])
+def test_sums_of_normal_bottom_nodes_are_exact(run: Run, options: tuple[str, ...]) -> None:
+    _, found, _ = run(long(normal(), slice(3, None)), "--keys", "state,region", *options)
+    half = scipy.stats.norm.ppf(0.9) * np.sqrt(np.square(SPREAD[:, 3:]) @ S.T)
+    mean = MEAN[:, 3:] @ S.T
+    for column, expected in (("ETS", mean), ("ETS-lo-80", mean - half), ("ETS-hi-80", mean + half)):
+        np.testing.assert_allclose(cube(found, column)[0], expected, rtol=1e-9)
+
+
+def test_fixed_sums_of_bottom_nodes_come_from_draws(run: Run) -> None:
+    columns = {**normal(), "plan": np.where(np.arange(7) == 3, 2.0, np.nan) + 0 * MEAN}
+    _, found, certificate = run(long(columns, slice(3, None)), "--keys", "state,region", "--fixed", "plan")
+    assert not certificate["models"]["ETS"]["quantiles_in_closed_form"]
+    for column in ("ETS", "ETS-lo-80", "ETS-hi-80"):
+        np.testing.assert_allclose(cube(found, column)[0][:, 3], 2.0, rtol=1e-12)

@@ -21,11 +21,11 @@ def at_least(least: int) -> Reader:
     """A whole number, not below another."""
 
     def read(value: Any) -> int:
-        if whole(value) < least:
+        if not least <= whole(value) < 2**63:
             raise ValueError
         return int(value)
 
-    return read, f"a whole number, at least {least}"
+    return read, f"a whole number from {least} to 2^63 - 1"
 
 
 def number(value: Any) -> float:
@@ -33,6 +33,17 @@ def number(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError
     return float(value)
+
+
+def within(least: float, below: float, inside: bool = True) -> Callable[[Any], float]:
+    """A number from ``least`` on (or above it) and below another."""
+
+    def read(value: Any) -> float:
+        if not (least <= number(value) < below) or (not inside and number(value) == least):
+            raise ValueError
+        return float(value)
+
+    return read
 
 
 def switch(value: Any) -> bool:

@@ -165,17 +165,17 @@ def cells_from(
     return Cells(axes, grid, shape[: len(shape) - len(axes)], per, profile, arrays.get(MASK))
 
 
-def read_spec(path: Path) -> Any:
-    """The plain values of a YAML file; tags that would build objects are refused."""
+def read_spec(path: Path, kind: str = "constraints file", start: str = "constraints: [nonnegative]") -> Any:
+    """The plain values of a YAML file of this kind; tags that would build objects are refused."""
     import yaml
 
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ParameterError(
-            f"The constraints file {path} cannot be read ({error}).",
+            f"The {kind} {path} cannot be read ({error}).",
             "It must be YAML of plain values.",
-            "Start from 'constraints: [nonnegative]'.",
+            f"Start from '{start}'.",
         ) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,14 +24,14 @@ import torch
 import typer
 
 from probhard.cli.certificate import INFEASIBLE, TOLERANCE, Certificate, sha256
-from probhard.cli.frames import SUFFIXES, read, write
+from probhard.cli.frames import SUFFIXES, check_numbers, read, write
 from probhard.errors import ParameterError, check_choice
 from probhard.family import NORMAL, Family, student_t
 from probhard.forecasting.data import HierarchicalData
 from probhard.forecasting.evaluation import CHUNK, incoherence
 from probhard.forecasting.frames import from_frame, to_long
 from probhard.method import METHODS
-from probhard.settings import Reader, at_least, listed, number, setting, switch, whole, word
+from probhard.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
 
 if TYPE_CHECKING:
     from probhard.forecasting.backtest import Backtest
@@ -190,9 +191,12 @@ class Job:
         data, suffix = self.data, f".{self.options['format']}"
         index = data.future(draws.shape[1])
         columns = summary(draws, model.model, self.options["level"])
-        write(self.output / f"forecasts{suffix}", to_long(columns, data.names, index))
+        for stale in (f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES):
+            (self.output / stale).unlink(missing_ok=True)  # of an earlier run: the certificate is not theirs
+        write(self.output / f"forecasts{suffix}", to_long(columns, data.names, index, place=data.place))
         if asked := self.options["draws"]:
-            wide = to_long({str(i): draw for i, draw in enumerate(draws[:asked])}, data.names, index)
+            several = {str(i): draw for i, draw in enumerate(draws[:asked])}
+            wide = to_long(several, data.names, index, place=data.place)
             long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
             write(self.output / f"draws{suffix}", long.astype({"draw": int}))
         model.save(self.output / "model")
@@ -282,6 +286,9 @@ def _columns(frame: Any, options: Mapping[str, Any]) -> tuple[str, str]:
     usual = [name for name in others if str(name).lower() in TARGETS]
     numeric = [name for name in others if frame[name].dtype.kind in "iuf"]
     target = options["target_column"] or (usual[0] if usual else numeric[0] if len(numeric) == 1 else None)
+    if time is not None and target is None:
+        for name in others:
+            check_numbers(frame[name], "A target is a column of numbers.", "name another with --target-column")
     if time is None or target not in others:
         lost, option = ("time", "--time-column") if time is None else ("target", "--target-column")
         raise ParameterError(
@@ -296,7 +303,7 @@ def _configuration(path: Path | None) -> dict[str, Any]:
     """The options of a YAML file."""
     from probhard.spec import read_spec
 
-    content = {} if path is None else read_spec(path)
+    content = {} if path is None else read_spec(path, "configuration", "epochs: 20")
     if not isinstance(content, dict):
         raise ParameterError(f"{path} holds no options.", "It is a mapping of names to values.", "Write 'epochs: 20'.")
     return {str(name).replace("-", "_"): value for name, value in content.items()}
@@ -342,7 +349,9 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("context_length", "num_batches_per_epoch"), at_least(1)),
     **dict.fromkeys(("draws", "num_samples"), at_least(2)),
     **dict.fromkeys(("seed", "rank", "num_feat_dynamic_real"), at_least(0)),
-    **dict.fromkeys(("lr", "weight_decay", "dropout_rate"), (number, "a number")),
+    "lr": (within(0, math.inf, inside=False), "a positive number"),
+    "weight_decay": (within(0, math.inf), "a number, not negative"),
+    "dropout_rate": (within(0, 1), "a number from 0 to below 1"),
     **dict.fromkeys(("nonnegative", "changes", "calibrate"), (switch, "true or false")),
     **dict.fromkeys(("method", "format", "time_column", "target_column", "freq", "on_gap"), (word, "a name")),
     "output": (str, "a folder"),

@@ -72,6 +72,35 @@ def numeric(column: Any) -> bool:
     return column.dtype.kind in "iuf" and bool(column.notna().any())
 
 
+def texts(column: Any) -> list[str]:
+    """A column of a pandas frame as text, "" where there is nothing."""
+    return [str(value) for value in column.astype(object).where(column.notna(), "")]
+
+
+def check_numbers(column: Any, why: str, otherwise: str, expected: bool = False) -> None:
+    """Raise for a column that is of numbers by most of its rows, or ``expected`` to be, but not read as such."""
+    if numeric(column):
+        return
+    found = {row: text.strip() for row, text in enumerate(texts(column)) if text.strip()}
+    meant = [row for row, text in found.items() if _is_number(re.sub(r"[,' ]", "", text))]
+    if 2 * len(meant) <= len(found) and not (found and expected):
+        return
+    row = next((row for row, text in found.items() if not _is_number(text)), meant[0] if meant else 0)
+    raise ParameterError(
+        f"The column {column.name!r} has the text {found[row]!r} in row {row + 1}.",
+        why,
+        f"Write plain numbers, without separators of thousands, or {otherwise}.",
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _parquet(path: Path) -> Any:
     pandas = require("pandas", "Reading a .parquet file")
     engine = _polars()

@@ -7,7 +7,6 @@ summed over; an aggregate is the sum of the bottom nodes that agree with it else
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from probhard.cli.frames import numeric
+from probhard.cli.frames import check_numbers, numeric, texts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data import require
@@ -48,14 +47,15 @@ class Table:
         keyed = bool(keys) and bool(set(keys) & set(frame.columns))
         need = [*keys, STAMP] if keyed and summing is None else [ID, STAMP]
         why = "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds'."
-        check_columns(frame, need, why, "Rename a column")
+        absent = [key for key in keys if key not in frame.columns] if keyed or ID not in frame.columns else []
+        check_columns(frame, [*absent, *need], why, "Rename a column, or correct --keys" if keys else "Rename a column")
         if summing is not None:
             hierarchy, columns = named_hierarchy(summing, None, ID), {}
             nodes: list[tuple[str, ...]] = [(name,) for name in hierarchy.names or ()]
             rows: list[tuple[str, ...]] = [(name,) for name in frame[ID].astype(str)]
             made = set(rows) <= set(nodes[hierarchy.aggregates :])
         else:
-            ids = _texts(frame[ID]) if ID in frame.columns else []
+            ids = texts(frame[ID]) if ID in frame.columns else []
             rows = list(zip(*(_keys(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
             matrix, nodes, made = tree(rows)
             label = dict(zip(rows, ids))
@@ -110,7 +110,8 @@ class Table:
         if wanted and LONE not in wanted:
             columns = [name for name in columns if name.startswith(tuple(wanted))]
         for name in columns:
-            _check_numbers(self.frame[name])
+            why = "A column is reconciled as a whole or not at all."
+            check_numbers(self.frame[name], why, "choose other columns with --models", is_quantile(name))
         found = {one.model: one for one in Columns.of([name for name in columns if numeric(self.frame[name])])}
         unknown = [name for name in wanted if name not in found]
         if unknown or not found:
@@ -179,34 +180,6 @@ class Table:
         return pandas.DataFrame({**labels, STAMP: np.asarray(self.stamps)[step], **samples, **found})
 
 
-def _texts(column: Any) -> list[str]:
-    return [str(value) for value in column.astype(object).where(column.notna(), "")]
-
-
 def _keys(column: Any) -> list[str]:
     """A key column, "" where it is summed over."""
-    return ["" if is_total(text) else text for text in _texts(column)]
-
-
-def _check_numbers(column: Any) -> None:
-    """Raise for a column that is of numbers by most of its rows or by its name, but not read as such."""
-    if numeric(column):
-        return
-    texts = {row: text.strip() for row, text in enumerate(_texts(column)) if text.strip()}
-    meant = [row for row, text in texts.items() if _is_number(re.sub(r"[,' ]", "", text))]
-    if 2 * len(meant) <= len(texts) and not (texts and is_quantile(column.name)):
-        return
-    row = next((row for row, text in texts.items() if not _is_number(text)), meant[0] if meant else 0)
-    raise ParameterError(
-        f"The column {column.name!r} has the text {texts[row]!r} in row {row + 1}.",
-        "A column is reconciled as a whole or not at all.",
-        "Write plain numbers, without separators of thousands, or choose other columns with --models.",
-    )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return ["" if is_total(text) else text for text in texts(column)]

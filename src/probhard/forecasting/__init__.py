@@ -24,11 +24,13 @@ from probhard.forecasting.reconciliation import Reconciled, Reconciliation
 from probhard.forecasting.temporal import CrossTemporal, cross_temporal
 
 if TYPE_CHECKING:
+    from probhard.forecasting.estimator import DeepVAREstimator
     from probhard.forecasting.forecaster import HierarchicalForecaster
 
 __all__ = [
     "BaseForecast",
     "CrossTemporal",
+    "DeepVAREstimator",
     "Evaluation",
     "Forecasts",
     "HierarchicalData",
@@ -54,7 +56,10 @@ __all__ = [
     "to_long",
 ]
 
-LAZY = {"HierarchicalForecaster": "probhard.forecasting.forecaster"}  # they need GluonTS
+LAZY = {  # they need GluonTS
+    "DeepVAREstimator": "probhard.forecasting.estimator",
+    "HierarchicalForecaster": "probhard.forecasting.forecaster",
+}
 
 
 def __getattr__(name: str) -> Any:

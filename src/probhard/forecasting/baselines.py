@@ -18,6 +18,7 @@ from probhard.forecasting.data import HierarchicalData, summed
 
 def last_value(data: HierarchicalData, horizon: int) -> np.ndarray:
     """The last observed values, as one draw, (1, H, n)."""
+    _check(horizon)
     bottom = _carried(data.bottom)[-1]
     return summed(data.hierarchy, np.broadcast_to(bottom, (1, horizon, len(bottom))))
 
@@ -41,6 +42,11 @@ def seasonal_bootstrap(data: HierarchicalData, horizon: int, samples: int = 200,
     return summed(data.hierarchy, _same_season(data, horizon) + changes[drawn])
 
 
+def _check(horizon: int) -> None:
+    if horizon < 1:
+        raise ParameterError(f"Got a horizon of {horizon}.", "A forecast has at least one step.", "Pass a larger one.")
+
+
 def _carried(values: np.ndarray) -> np.ndarray:
     """Each column's last observed value so far, (T, m); NaN before its first."""
     seen = np.where(np.isnan(values), -1, np.arange(len(values))[:, None])
@@ -50,6 +56,7 @@ def _carried(values: np.ndarray) -> np.ndarray:
 
 def _same_season(data: HierarchicalData, horizon: int) -> np.ndarray:
     """The last observed value of each step's season, (H, m); where there is none, the last of any."""
+    _check(horizon)
     bottom, season = data.bottom, data.season
     last = _carried(bottom)[-1]
     steps = []

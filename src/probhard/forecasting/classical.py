@@ -103,15 +103,22 @@ def reconcile(base: BaseForecast, row: str, samples: int = 200, seed: int = 0) -
 def _minimum_trace(base: BaseForecast, seed: int) -> Any:
     """The sampler of the reconciled normal law; its P (m, n) maps base to bottom means."""
     methods = require("hierarchicalforecast.methods", "MinT")
-    fitted = methods.MinTrace("mint_shrink").fit(
-        S=base.data.hierarchy.summation.toarray(),
-        y_hat=base.mean.T,
-        y_insample=base.data.values.T,
-        y_hat_insample=base.fitted.T,
-        sigmah=base.stddev.T,
-        intervals_method="normality",
-        seed=seed,
-    )
+    try:
+        fitted = methods.MinTrace("mint_shrink").fit(
+            S=base.data.hierarchy.summation.toarray(),
+            y_hat=base.mean.T,
+            y_insample=base.data.values.T,
+            y_hat_insample=base.fitted.T,
+            sigmah=base.stddev.T,
+            intervals_method="normality",
+            seed=seed,
+        )
+    except Exception as error:  # of any kind, such as a bare one for errors that are all 0
+        raise ParameterError(
+            f"MinT could not be fitted ({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
+            "It weighs series by the covariance of their in-sample errors, which constant series do not have.",
+            "Use the rows naivebu or bu-normal, or leave out the classical rows.",
+        ) from error
     return fitted.sampler
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice, optional
+from probhard.forecasting.stamps import START, Place, season_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,7 @@ class HierarchicalData:
         horizon: Number of steps that are usually forecast.
         season: Number of steps after which the seasons repeat.
         name: Label of the data set.
+        place: Where in its period a stamp of the history lies, for the stamps of forecasts.
     """
 
     values: np.ndarray  # (T, n)
@@ -54,6 +56,7 @@ class HierarchicalData:
     horizon: int | None = None
     season: int = 1
     name: str = "data"
+    place: Place = START
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", np.asarray(self.values, dtype=np.float64))
@@ -159,6 +162,7 @@ class HierarchicalData:
         """From GluonTS's ``HierarchicalTimeSeries``; ``options`` as for ``from_matrix``."""
         bottom = series.ts_at_bottom_level
         names = [*map(str, series.ts_aggregated.columns), *map(str, bottom.columns)]
+        options = {"season": season_of(bottom.index), **options}
         return cls.from_matrix(bottom.to_numpy(), series.S, bottom.index, names, **options)
 
     @classmethod
@@ -173,7 +177,7 @@ class HierarchicalData:
         coherence: str = "check",
         **options: Any,
     ) -> HierarchicalData:
-        """From a table and a summation matrix (or a ``Hierarchy``); ``options`` are horizon, season and name.
+        """From a table and a summation matrix (or a ``Hierarchy``); ``options`` are horizon, season, name, place.
 
         Aggregates that are missing are summed where all their bottom series are observed. The given ones are checked,
         or with ``coherence="aggregate"`` replaced by the sums.

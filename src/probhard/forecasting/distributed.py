@@ -66,11 +66,12 @@ def reconcile(
     if split is not None:
         check_choice("split", split, SPLITS)
     rules.check(base)
-    parent = None if split == "step" else _parents(rules)
+    parent = None if split == "step" or base.summing else _parents(rules)
     if split == "subtree" and parent is None:
         raise ParameterError(
-            "Reconciliation by subtree got bounds, fixed or immutable nodes, or sums that do not form a tree.",
-            "Only the plain sums of a tree leave subtrees independent, given their roots.",
+            "Reconciliation by subtree got bounds, fixed or immutable nodes, sums that form no tree, or forecasts that "
+            "add up.",
+            "Only the plain sums of a tree over independent series leave subtrees independent, given their roots.",
             "Use split='step'.",
         )
     if base.draws is None and not base.certain:
@@ -86,7 +87,7 @@ def reconcile(
 
 def _by_step(rules: Reconciliation, base: Forecasts, pool: Executor) -> Reconciled:
     """Groups of steps apart."""
-    result, shape = _empty(base, rules.upper is None and not rules.nonnegative), base.shape
+    result, shape = _empty(base, rules.exact(base)), base.shape
     upper, fixed = (None if x is None else everywhere(x, np.nan, shape) for x in (rules.upper, rules.fixed))
 
     def pieces() -> Iterator[tuple[np.ndarray, Forecasts, np.ndarray | None, np.ndarray | None]]:
@@ -187,7 +188,7 @@ def _merged(own: Numbers, message: Numbers, known: Numbers) -> Numbers:
 
 def _by_subtree(rules: Reconciliation, base: Forecasts, pool: Executor, parent: np.ndarray) -> Reconciled:
     """Upward, the top, downward."""
-    steps, result = np.arange(base.shape[0]), _empty(base, True)
+    steps, result = np.arange(base.shape[0]), _empty(base, rules.exact(base))
     pairs = [(base.mean, result.mean), (base.draws, result.draws)]
     given = [(z, u) for z, u in pairs if z is not None and u is not None and z.size]
     weight = rules.weight(base)(steps).values.numpy()
@@ -268,8 +269,8 @@ def _parents(rules: Reconciliation) -> np.ndarray | None:
     return parent
 
 
-def _empty(base: Forecasts, free: bool) -> Reconciled:
-    """Room for the answer; exact spreads are known where nothing bounds a normal law."""
-    spread = np.full(base.shape, np.nan) if base.stddev is not None and free else None
+def _empty(base: Forecasts, exact: bool) -> Reconciled:
+    """Room for the answer."""
+    spread = np.full(base.shape, np.nan) if exact else None
     draws = None if base.draws is None else np.full_like(base.draws, np.nan)
     return Reconciled(np.full(base.shape, np.nan), draws, spread, base.draws)

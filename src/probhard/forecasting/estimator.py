@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -76,6 +78,16 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         lags = default_lags(freq) if lags_seq is None else tuple(map(int, lags_seq))
         cycles = default_time_features(freq) if time_features is None else tuple(time_features)
         _check(prediction_length, lags, cycles, context_length)
+        _check_options(
+            {"num_layers": num_layers, "hidden_size": hidden_size, "batch_size": batch_size},
+            {"num_batches_per_epoch": num_batches_per_epoch, "num_parallel_samples": num_parallel_samples},
+            {"rank": rank, "num_feat_dynamic_real": num_feat_dynamic_real, "seed": seed},
+            {"lr": lr, "weight_decay": weight_decay, "dropout_rate": dropout_rate},
+        )
+        if not isinstance(family, Family):
+            raise ParameterError(
+                f"Got family={family!r}.", "It is the law of the noise.", "Pass NORMAL or student_t(df)."
+            )
         self.prediction_length = prediction_length
         self.layout = Layout(
             period_frequency(freq),
@@ -157,6 +169,23 @@ def _check(length: int, lags: Sequence[int], cycles: Sequence[str], context: int
         )
     for name in cycles:
         check_choice("time feature", name, tuple(CYCLES))
+
+
+def _check_options(*groups: Mapping[str, Any]) -> None:
+    """Raise for sizes below 1, counts below 0 and rates out of their ranges."""
+    *sizes, counts, rates = groups
+    least = {**dict.fromkeys([name for group in sizes for name in group], 1), **dict.fromkeys(counts, 0)}
+    for name, value in {name: value for group in (*sizes, counts) for name, value in group.items()}.items():
+        if not isinstance(value, int | np.integer) or value < least[name]:
+            raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least[name]} or more.")
+    for name, value in rates.items():
+        fits = isinstance(value, float | int | np.floating) and 0 <= value < (1 if name == "dropout_rate" else math.inf)
+        if not fits or (name == "lr" and value == 0):
+            raise ParameterError(
+                f"Got {name}={value!r}.",
+                "Learning rate and weight decay are not negative, the rate of dropout is from 0 to below 1.",
+                "Choose such a number, for instance lr=1e-3.",
+            )
 
 
 def _constraint(hierarchy: Any, constraint: Constraint | None, method: Method) -> Constraint:

@@ -35,15 +35,16 @@ from probhard.forecasting.baselines import last_value
 from probhard.forecasting.data import HierarchicalData, require
 from probhard.forecasting.estimator import DeepVAREstimator
 from probhard.forecasting.frames import from_frame, to_long
-from probhard.forecasting.nixtla import Columns
+from probhard.forecasting.nixtla import Columns, probabilities
 from probhard.forecasting.predictor import DeepVARPredictor
 from probhard.forecasting.seasons import default_lags
-from probhard.forecasting.storage import constraint_from_record, constraint_record
+from probhard.forecasting.stamps import Place
+from probhard.forecasting.storage import constraint_from_record, constraint_record, read_arrays, read_record
 from probhard.forecasting.training import DeepVARModule, ProgressBar
 from probhard.method import Method, as_method
 from probhard.training import quiet_training
 
-FORMAT, FORMAT_VERSION = "probhard-forecaster", 3
+FORMAT, FORMAT_VERSION = "probhard-forecaster", 4
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
 SMOOTH = 0.05  # typical change between steps, relative to the level, below which changes are learned
 LONGEST_CONTEXT = 60  # steps, besides the horizon: an LSTM learns no more from longer ones, and takes longer
@@ -179,7 +180,17 @@ class HierarchicalForecaster:
 
     def update(self, df: Any) -> Self:
         """Start from another history of the same hierarchy, without training anew."""
-        self._trained = self._read(df, self.reading), self.predictor
+        data, before = self._read(df, self.reading), self.data
+        sums = data.names == before.names and not (data.hierarchy.summation != before.hierarchy.summation).nnz
+        if not sums or data.freq != before.freq:
+            other = sorted(set(data.names) ^ set(before.names))
+            what = f"the frequency {data.freq}" if sums else f"other nodes ({other[0]!r})" if other else "other sums"
+            raise ParameterError(
+                f"The new history has {what}; the fitted one had {len(before.names)} nodes, {before.freq}.",
+                "The network's outputs belong to the nodes and steps that it was fitted to.",
+                "Pass the same series at the same frequency, or call fit.",
+            )
+        self._trained = data, self.predictor
         return self
 
     def predict(self, h: int | None = None, level: Sequence[float] | None = (80, 95)) -> Any:
@@ -187,10 +198,11 @@ class HierarchicalForecaster:
 
         Every draw adds up, and so do the means; the ends of intervals are quantiles, which need not.
         """
+        probabilities(level or ())  # checked before anything is drawn
         draws, data = self.sample(h), self.data
         names = {**COLUMNS, **{name: self.reading[name] for name in COLUMNS if name in self.reading}}
         columns = summary(draws, self.model, level or ())
-        return to_long(columns, data.names, data.future(draws.shape[1]), self.like, **names)
+        return to_long(columns, data.names, data.future(draws.shape[1]), self.like, data.place, **names)
 
     def sample(self, h: int | None = None, num_samples: int | None = None) -> np.ndarray:
         """Sample paths of all nodes, (num_samples, h, n), in the order of ``data.names``."""
@@ -223,7 +235,13 @@ class HierarchicalForecaster:
             "reading": self.reading,
             "like": _like_record(self.like, self.reading),
             "hierarchy": record,
-            "data": {"start": str(data.index[0]), "freq": data.freq, "season": data.season, "name": data.name},
+            "data": {
+                "start": str(data.index[0]),
+                "freq": data.freq,
+                "season": data.season,
+                "name": data.name,
+                "place": vars(data.place),
+            },
         }
         (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         np.savez(path / "history.npz", values=data.values, **arrays)
@@ -233,21 +251,15 @@ class HierarchicalForecaster:
         """Read a folder written by ``save``; never runs code from its files."""
         path = Path(folder)
         file = path / "forecaster.json"
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if content.get("format") != FORMAT or content.get("version") != FORMAT_VERSION:
-            raise ParameterError(
-                f"{file} is not a saved forecaster of format version {FORMAT_VERSION}.",
-                "It is missing, or another program or version wrote it.",
-                "Pass a folder written by HierarchicalForecaster.save of this version.",
-            )
+        content = read_record(file, FORMAT, FORMAT_VERSION, "HierarchicalForecaster.save")
         pandas = require("pandas", "HierarchicalForecaster")
         predictor = DeepVARPredictor.deserialize(path / "predictor")
-        with np.load(path / "history.npz", allow_pickle=False) as arrays:
-            hierarchy = cast(Hierarchy, constraint_from_record(content["hierarchy"], arrays))
-            values = arrays["values"]
+        arrays = read_arrays(path / "history.npz")
+        hierarchy, values = cast(Hierarchy, constraint_from_record(content["hierarchy"], arrays)), arrays["values"]
         about = content["data"]
         index = pandas.period_range(about["start"], periods=len(values), freq=about["freq"])
-        data = HierarchicalData(values, index, hierarchy, season=about["season"], name=about["name"])
+        options = {"season": about["season"], "name": about["name"], "place": Place(**about["place"])}
+        data = HierarchicalData(values, index, hierarchy, **options)
         S = None
         if content["keys"] is None:
             S = pandas.DataFrame(hierarchy.summation.toarray(), data.names, data.names[hierarchy.aggregates :])
@@ -299,8 +311,10 @@ class HierarchicalForecaster:
 
 
 def _check_count(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ParameterError(f"Got {name}={value}.", "It is a number.", "Pass at least 1, or None for the default.")
+    if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+        raise ParameterError(
+            f"Got {name}={value!r}.", "It is a whole number.", "Pass at least 1, or None for the default."
+        )
 
 
 def summary(draws: np.ndarray, model: str, level: Sequence[float]) -> dict[str, np.ndarray]:
@@ -337,8 +351,7 @@ def _bounds(data: HierarchicalData, nonnegative: bool, upper: float | Mapping[st
 def _extended(predictor: DeepVARPredictor, h: int) -> DeepVARPredictor:
     """The same network drawing paths of h steps: a rollout can stop anywhere."""
     module = cast(DeepVARModule, predictor.prediction_net)
-    if h < 1:
-        raise ParameterError(f"h={h} steps were asked for.", "A forecast has at least one.", "Pass a positive h.")
+    _check_count("h", h)
     network = copy.copy(module.network)  # weights are shared
     network.layout = replace(network.layout, prediction_length=h)
     twin = DeepVARModule(network, module.constraint, module.method)

@@ -6,7 +6,6 @@ A frame holds either the bottom series with their key columns, or all nodes by n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,10 @@ import numpy as np
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.forecasting.data import HierarchicalData, require
+from probhard.forecasting.stamps import FEW, START, Place, read_stamps, season_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # years, weeks, days
 
 TOTAL = "Total"
 TOTALS = {"total", "all", "<aggregated>", "aggregated"}  # what others call a sum, in any case
@@ -54,15 +52,21 @@ def from_frame(
     horizon and name are as in ``HierarchicalData.from_matrix``; ``season`` follows from the frequency unless given.
     """
     check_choice("on_gap", on_gap, ("mask", "zero", "refuse"))
-    table = nw.from_native(frame, eager_only=True)
+    table = eager(frame)
     if keys is not None:
         table, hierarchy, labels = _keyed(table, keys)
     else:
         check_columns(table, [id_col])
         hierarchy, labels = named_hierarchy(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
     check_columns(table, [time_col, target_col])
-    periods = _periods(table.get_column(time_col), freq)
+    periods, place = read_stamps(table.get_column(time_col), freq)
     index = require("pandas", "from_frame").period_range(periods.min(), periods.max())
+    if freq is None and on_gap == "mask" and FEW <= periods.nunique() < len(index) / 2:
+        raise ParameterError(
+            f"Of {len(index)} periods of the frequency {index.freqstr}, {periods.nunique()} have rows.",
+            "The frequency was found from the stamps, which lie at no equal distances.",
+            "Name it with freq=... ('freq: M' in YAML), or pass on_gap='zero' if nothing happened in between.",
+        )
     values = _spread(labels, periods, numbers(table.get_column(target_col)), hierarchy, index, on_gap)
     if nonnegative and (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
@@ -71,9 +75,8 @@ def from_frame(
             "Non-negative forecasts cannot follow a history below zero.",
             "Correct the value, or do not ask for non-negativity.",
         )
-    if season is None:
-        season = max(1, SEASONS.get(re.sub(r"^\d+|-.*$", "", index.freqstr), 1) // index.freq.n)
-    return HierarchicalData.from_matrix(values, hierarchy, index, coherence=coherence, season=season, **options)
+    options |= {"season": season_of(index) if season is None else season, "place": place}
+    return HierarchicalData.from_matrix(values, hierarchy, index, coherence=coherence, **options)
 
 
 def to_long(
@@ -81,13 +84,14 @@ def to_long(
     names: Sequence[str],
     index: pd.PeriodIndex,
     like: Any = None,
+    place: Place = START,
     id_col: str = "unique_id",
     time_col: str = "ds",
     target_col: str = "y",
 ) -> Any:
-    """A long frame, series by series, with the library, stamp type and stamp position (start or end) of ``like``.
+    """A long frame, series by series, with the library and stamp type of ``like``, by default pandas.
 
-    Without ``like`` it is a pandas frame with the starts of the periods. Stamps carry no time zone.
+    ``place`` says where in their periods the stamps lie; they carry no time zone.
     """
     pandas = require("pandas", "to_long")
     columns = values if isinstance(values, Mapping) else {target_col: values}
@@ -98,17 +102,11 @@ def to_long(
                 "Rows are periods and columns are series.",
                 "Select one draw, or transpose.",
             )
-    table = None if like is None else nw.from_native(like, eager_only=True)
+    table = None if like is None else eager(like)
     model = table.get_column(time_col) if table is not None and time_col in table.columns else None
-    stamps = index.to_timestamp()
-    if model is not None and len(model) and re.match(r"\d*[YAQMW]", index.freqstr):
-        first = _stamps(model.head(1))
-        if not isinstance(first, pandas.PeriodIndex):
-            end = first.to_period(index.freqstr).to_timestamp(how="end").normalize()
-            stamps = index.to_timestamp(how="end").normalize() if end.equals(first) else stamps
     content = {
         id_col: np.repeat(np.asarray(names, dtype=object), len(index)).tolist(),
-        time_col: np.tile(stamps.to_numpy(), len(names)),
+        time_col: np.tile(place.stamps(index).to_numpy(), len(names)),
         **{column: np.asarray(array, dtype=np.float64).T.ravel() for column, array in columns.items()},
     }
     library = pandas if table is None else nw.get_native_namespace(table)
@@ -116,6 +114,18 @@ def to_long(
     if model is not None and model.dtype in (nw.Date, nw.Datetime) and not getattr(model.dtype, "time_zone", None):
         long = long.with_columns(nw.col(time_col).cast(model.dtype))
     return long.to_native()
+
+
+def eager(frame: Any) -> Any:
+    """A frame of any library, in memory."""
+    try:
+        return nw.from_native(frame, eager_only=True)
+    except TypeError as error:
+        raise ParameterError(
+            f"Got a {type(frame).__name__}.",
+            "Rows are read from a data frame in memory.",
+            "Pass a pandas or polars DataFrame; collect() a LazyFrame first.",
+        ) from error
 
 
 def check_columns(
@@ -135,6 +145,13 @@ def check_columns(
 def _keyed(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -> tuple[Any, Hierarchy, list[str]]:
     """The hierarchy of key columns, a total above them, and every row's label."""
     levels = [[key] if isinstance(key, str) else list(key) for key in keys]
+    plain = [key for key in keys if isinstance(key, str)]
+    if not levels or not all(levels) or len(set(plain)) < len(plain):
+        raise ParameterError(
+            f"Got keys={list(keys)}.",
+            "They are the columns that tell series apart, from coarse to fine.",
+            "Name each of them once, such as ['state', 'region'].",
+        )
     check_columns(table, [key for level in levels for key in level])
     for key in dict.fromkeys(key for level in levels for key in level):
         _check_key(table.get_column(key))
@@ -251,78 +268,3 @@ def _spread(
             "Leave out the series." if len(empty) else "Fill it, or pass on_gap='mask' or on_gap='zero'.",
         )
     return table
-
-
-def _periods(column: Any, freq: str | None) -> pd.PeriodIndex:
-    """The periods of stamps, of a given frequency or of the coarsest that tells them apart."""
-    pandas = require("pandas", "from_frame")
-    if len(column) == 0 or column.is_null().any():
-        row = int(np.argmax(column.is_null().to_numpy())) if len(column) else 0
-        raise ParameterError(
-            f"Row {row} has no stamp in {column.name!r}.", "Its value has no place in time.", "Fill or drop the row."
-        )
-    if freq is not None:
-        from probhard.forecasting.seasons import period_frequency  # it needs pandas
-
-        freq = period_frequency(freq)
-        if column.dtype.is_integer() and freq.startswith("Y"):
-            column = column.cast(nw.String)
-    stamps = _stamps(column)
-    if isinstance(stamps, pandas.PeriodIndex):
-        return stamps
-    return stamps.to_period(freq or _infer(stamps.unique().sort_values()))
-
-
-def _infer(stamps: pd.DatetimeIndex) -> str:
-    """The frequency of sorted stamps, from the greatest common divisor of their distances."""
-    if len(stamps) < 2:
-        raise ParameterError(
-            f"All rows have the stamp {stamps[0]}.", "Two are needed to see a frequency.", "Pass freq=..., such as 'M'."
-        )
-    midnight = (stamps == stamps.normalize()).all()
-    if midnight and (stamps.is_month_end.all() or len(set(stamps.day)) == 1):
-        months = int(np.gcd.reduce(np.diff(12 * stamps.year.to_numpy() + stamps.month.to_numpy())))
-        return "Y" if months % 12 == 0 else "Q" if months % 3 == 0 else "M"
-    seconds = int(np.gcd.reduce(np.diff(stamps.to_numpy().astype("datetime64[s]").astype(np.int64))))
-    if midnight:
-        return "D" if seconds % (7 * 86400) else f"W-{stamps[0].day_name()[:3].upper()}"
-    size, unit = (3600, "h") if seconds % 3600 == 0 else (60, "min") if seconds % 60 == 0 else (1, "s")
-    return unit if seconds <= size else f"{seconds // size}{unit}"
-
-
-def _stamps(column: Any) -> Any:
-    """Stamps as a DatetimeIndex without time zone, quarters as a PeriodIndex."""
-    pandas = require("pandas", "from_frame")
-    if isinstance(getattr(column.to_native(), "dtype", None), pandas.PeriodDtype):
-        return pandas.PeriodIndex(column.to_native())
-    if column.dtype in (nw.Date, nw.Datetime):
-        return pandas.DatetimeIndex(pandas.to_datetime(column.to_list())).tz_localize(None)  # the clock on the wall
-    if column.dtype.is_numeric():
-        raise ParameterError(
-            f"The stamps {column.name!r} are numbers such as {column[0]}.",
-            "Which dates they stand for is not known.",
-            "Convert them to dates; years are read with freq='Y'.",
-        )
-    texts = pandas.Series([str(v).strip() for v in column.to_list()])
-    if texts.str.fullmatch(r"\d{4}[- ]?Q[1-4]").all():
-        return pandas.PeriodIndex(texts.str.replace(r"[- ]", "", regex=True), freq="Q")
-    parsed = [pandas.to_datetime(texts, format="ISO8601", errors="coerce")]
-    if parsed[0].isna().any():
-        plain = texts.str.replace(r"[.-]", "/", regex=True)
-        parsed += [pandas.to_datetime(plain, format=f, errors="coerce") for f in ("%d/%m/%Y", "%m/%d/%Y")]
-    whole = [stamps for stamps in parsed if not stamps.isna().any()]
-    if len(whole) == 2 and (whole[0] != whole[1]).any():
-        example = texts[int(np.flatnonzero(whole[0] != whole[1])[0])]
-        raise ParameterError(
-            f"The stamp {example!r} can be read as day/month or as month/day.",
-            "All stamps fit both.",
-            "Write dates as YYYY-MM-DD, or pass a column of dates.",
-        )
-    if not whole:
-        row = int(np.flatnonzero(min(parsed, key=lambda stamps: stamps.isna().sum()).isna())[0])
-        raise ParameterError(
-            f"Row {row} has the stamp {texts[row]!r}, which is no date like the others.",
-            "Dates in several forms are read wrongly without notice.",
-            "Write all dates as YYYY-MM-DD, or pass a column of dates.",
-        )
-    return pandas.DatetimeIndex(whole[0]).tz_localize(None)

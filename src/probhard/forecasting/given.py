@@ -33,14 +33,19 @@ class Forecasts:
         stddev: Of independent normal laws around the means, (H, n).
         draws: (S, H, n), dependent as they are; beside another law they are its draws.
         quantiles: Normal scores of their probabilities, ascending, (Q,), and their values, (Q, H, n).
+        summing: Whether the draws add up, so that normal laws are those of sums, not independent of each other.
     """
 
     mean: np.ndarray | None = None
     stddev: np.ndarray | None = None
     draws: np.ndarray | None = None
     quantiles: tuple[np.ndarray, np.ndarray] | None = None
+    summing: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("mean", "stddev", "draws"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, np.asarray(given, dtype=np.float64))
         parts = {"mean": self.mean, "stddev": self.stddev, "draws": self.draws}
         shapes = {name: np.shape(array)[-2:] for name, array in parts.items() if array is not None}
         if self.quantiles is not None:
@@ -88,8 +93,10 @@ class Forecasts:
         line = np.linalg.pinv(np.stack([np.ones_like(scores), scores], -1)) @ values.reshape(len(scores), -1)
         centre, spread = line.reshape(2, *values.shape[1:])
         fitted = centre + spread * scores[:, None, None]
-        if (np.abs(fitted - values) <= STRAIGHT * spread + 1e-12 * np.abs(values)).all():
-            return cls(centre if mean is None else mean, np.maximum(spread, 0.0))
+        middle = centre if mean is None else mean
+        near = STRAIGHT * spread + 1e-12 * np.abs(values)
+        if (np.abs(fitted - values) <= near).all() and (np.abs(middle - centre) <= near).all():
+            return cls(middle, np.maximum(spread, 0.0))
         return cls(mean, quantiles=(scores, values))
 
     @property
@@ -109,7 +116,8 @@ class Forecasts:
         """Those of some steps."""
         mean, stddev = (None if x is None else x[steps] for x in (self.mean, self.stddev))
         quantiles = None if self.quantiles is None else (self.quantiles[0], self.quantiles[1][:, steps])
-        return Forecasts(mean, stddev, None if self.draws is None else self.draws[:, steps], quantiles)
+        draws = None if self.draws is None else self.draws[:, steps]
+        return Forecasts(mean, stddev, draws, quantiles, self.summing)
 
     @property
     def spread(self) -> np.ndarray | None:
@@ -135,9 +143,14 @@ class Forecasts:
 
     def summed(self, hierarchy: Hierarchy, samples: int = 1000, seed: int = 0) -> Forecasts:
         """Forecasts of all series from these of the bottom ones."""
-        mean = None if self.mean is None else summed(hierarchy, self.mean)
-        generator = torch.Generator().manual_seed(seed)
-        return Forecasts(mean, draws=None if self.certain else summed(hierarchy, self.drawn(samples, generator)))
+        mean, stddev = None if self.mean is None else summed(hierarchy, self.mean), None
+        if self.certain:
+            return Forecasts(mean)
+        draws = summed(hierarchy, self.drawn(samples, torch.Generator().manual_seed(seed)))
+        if self.stddev is not None and self.draws is None:
+            squares = hierarchy.summation.power(2)
+            stddev = np.sqrt((squares @ np.square(self.stddev).T).T)
+        return Forecasts(mean, stddev, draws, summing=True)
 
 
 def _spread_of(scores: np.ndarray, values: np.ndarray) -> np.ndarray:

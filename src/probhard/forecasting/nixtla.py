@@ -12,6 +12,7 @@ summed over, an aggregate is the sum of the bottom nodes that agree with it else
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from probhard.constraints import Hierarchy
-from probhard.errors import ParameterError, check_choice
+from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.forecasting.frames import TOTAL, is_total
 from probhard.forecasting.given import Forecasts
 from probhard.forecasting.reconciliation import METRICS, Reconciled, Reconciliation
@@ -30,6 +31,8 @@ QUANTILE = re.compile(r"(?:(?P<model>.+)[-_])?ql?_?(?P<probability>0?\.\d+)|(?P<
 PERCENTILE = re.compile(r"(?:(?P<model>.+)[-_.])?(?:p_?(?P<p>\d{1,2}(?:\.\d+)?)|q_?(?P<q>\d{2}(?:\.\d+)?))")
 UNCLEAR = re.compile(r"(?:.+[-_.])?(?:lo|hi|low|high|lower|upper|q\d)", re.IGNORECASE)  # an end of which interval?
 LONE = "mean"  # the model of quantiles without a name
+OWN = "own forecast"  # instead of a value: a node that is not to be moved
+FEW = 3  # nodes whose bounds or values a column's name spells out
 
 
 @dataclass
@@ -135,10 +138,12 @@ def split(ids: Sequence[str], keys: int) -> list[tuple[str, ...]]:
 
 def probabilities(levels: Sequence[float]) -> list[float]:
     """The probabilities of the ends of intervals of these levels in percent, ascending."""
-    wrong = [level for level in levels if not 0 < level < 100]
+    if not isinstance(levels, Iterable) or isinstance(levels, str):
+        raise ParameterError(f"Got level={levels!r}.", "There may be several levels.", "Pass a list such as [80, 95].")
+    wrong = [level for level in levels if isinstance(level, str) or not 0 < level < 100]
     if wrong:
         raise ParameterError(
-            f"An interval has the level {wrong[0]:g}.",
+            f"An interval has the level {wrong[0]}.",
             "It is the probability in percent that the interval holds.",
             "Use levels such as 80 and 95.",
         )
@@ -182,10 +187,13 @@ class ProjectionReconciler:
         self.names = None if names is None else [str(name) for name in names]
         self.num_samples, self.seed = num_samples, seed
         self._init_params: dict[str, Any] = {"metric": metric, "nonnegative": nonnegative}  # names the columns
-        if upper is not None:
-            self._init_params["upper"] = f"{len(upper)}-nodes" if isinstance(upper, Mapping) else upper
-        if fixed:
-            self._init_params["fixed"] = f"{len(fixed)}-nodes"
+        for name, values in (("upper", upper), ("fixed", fixed)):
+            if isinstance(values, Mapping):
+                _check_values(name, values)
+            if values is not None and values != {}:
+                self._init_params[name] = _label(values)
+        if seed:
+            self._init_params["seed"] = seed
 
     def fit_predict(
         self,
@@ -204,8 +212,8 @@ class ProjectionReconciler:
                 "Call reconcile with level=[80] and that method, or use metric='structural' without levels.",
             )
         shape = y_hat.shape[1], y_hat.shape[0]
-        own = [node for node, value in self.fixed.items() if isinstance(value, str)]
-        immutable = np.concatenate([np.empty(0, int), *(self._rows(node, tags) for node in own)])
+        own = [node for node, value in self.fixed.items() if isinstance(value, str) and value == OWN]
+        immutable = np.concatenate([np.empty(0, int), *(self._rows(node, tags, shape[1]) for node in own)])
         upper: Any = self.upper
         if isinstance(upper, Mapping):
             upper = self._spread(upper, tags, shape)
@@ -242,15 +250,15 @@ class ProjectionReconciler:
     def _reconciled(self, samples: int) -> Reconciled:
         return self._rules(self._base, samples, self._seed)
 
-    def _rows(self, node: int | str, tags: Mapping[str, np.ndarray] | None) -> np.ndarray:
+    def _rows(self, node: int | str, tags: Mapping[str, np.ndarray] | None, count: int) -> np.ndarray:
         """The rows of S that a node or a level has."""
         if isinstance(node, str) and tags is not None and node in tags:
             return np.asarray(tags[node])
         if isinstance(node, str) and self.names is not None and node in self.names:
             return np.array([self.names.index(node)])
-        if isinstance(node, str):
+        if isinstance(node, str) or not -count <= node < count:
             raise ParameterError(
-                f"There is no node or level {node!r}.",
+                f"There is no node or level {node!r} among {count} nodes.",
                 "Bounds and fixed values belong to nodes.",
                 "Name a level of tags, use the number of a row of S_df, or pass names=S_df['unique_id'].",
             )
@@ -262,6 +270,40 @@ class ProjectionReconciler:
         """Values of some nodes, NaN for the others, (H, n)."""
         table = np.full(shape, np.nan)
         for node, value in values.items():
-            rows = self._rows(node, tags)
-            table[:, rows] = np.asarray(value, dtype=np.float64).reshape(-1, 1)
+            column = np.asarray(value, dtype=np.float64).reshape(-1, 1)
+            if len(column) not in (1, shape[0]):
+                raise ShapeError(
+                    f"The node {node!r} was given {len(column)} values for {shape[0]} steps.",
+                    "A bound or a fixed value holds at every step or at one.",
+                    "Pass one number, or one for each step.",
+                )
+            table[:, self._rows(node, tags, shape[1])] = column
         return table
+
+
+def _check_values(name: str, values: Mapping[int | str, Any]) -> None:
+    """Raise unless all values are finite numbers, or of fixed nodes ``OWN``."""
+    for node, value in values.items():
+        if name == "fixed" and isinstance(value, str) and value == OWN:
+            continue
+        try:
+            numbers = np.asarray(() if isinstance(value, str) else value, dtype=np.float64)
+        except (TypeError, ValueError):
+            numbers = np.empty(0)
+        if not numbers.size or np.isnan(numbers).any():
+            raise ParameterError(
+                f"{name} of the node {node!r} is {value!r}.",
+                "Bounds and fixed values are numbers; a fixed node may also keep its forecast.",
+                f"Pass a number, one for each step, or, as a fixed value, {OWN!r}.",
+            )
+
+
+def _label(values: Any) -> str:
+    """Bounds or fixed values as a part of a column's name: as they are where they are few, else by a checksum."""
+    if not isinstance(values, Mapping):
+        return str(values)
+    text = ",".join(
+        f"{node}:{value if np.ndim(value) == 0 else np.asarray(value).tolist()}" for node, value in values.items()
+    )
+    few = len(values) <= FEW and all(np.ndim(value) == 0 for value in values.values())
+    return text if few else f"{len(values)}-nodes-{zlib.crc32(text.encode()):08x}"

@@ -23,7 +23,13 @@ from gluonts.transform import Identity
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError
 from probhard.forecasting.network import DeepVAR
-from probhard.forecasting.storage import constraint_from_record, constraint_record
+from probhard.forecasting.storage import (
+    constraint_from_record,
+    constraint_record,
+    read_arrays,
+    read_record,
+    read_weights,
+)
 from probhard.forecasting.training import DeepVARModule
 from probhard.forecasting.windows import Series, Window
 from probhard.method import Method, as_method
@@ -105,26 +111,14 @@ class DeepVARPredictor(PyTorchPredictor):
         ``constraint`` and ``method`` are needed only if the saved ones hold a function or a metric module.
         """
         folder = Path(path)
-        content = _read(folder)
+        content = read_record(folder / "deepvar.json", FORMAT, FORMAT_VERSION, "DeepVARPredictor.serialize")
         if constraint is None:
-            with np.load(folder / "constraint.npz", allow_pickle=False) as arrays:
-                constraint = constraint_from_record(_stored(content, "constraint"), arrays)
+            arrays = read_arrays(folder / "constraint.npz")
+            constraint = constraint_from_record(_stored(content, "constraint"), arrays)
         chosen = Method.from_record(_stored(content, "method")) if method is None else as_method(method)
         module = DeepVARModule(DeepVAR.from_record(content["network"]), constraint, chosen)
-        module.load_state_dict(torch.load(folder / "weights.pt", map_location="cpu", weights_only=True))
+        module.load_state_dict(read_weights(folder / "weights.pt"))
         return cls(module, content["num_parallel_samples"], content["seed"], device)
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    file = folder / "deepvar.json"
-    content = json.loads(file.read_text())
-    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != FORMAT_VERSION:
-        raise ParameterError(
-            f"{file} is not a saved DeepVAR predictor of format version {FORMAT_VERSION}.",
-            "It lacks the format mark, or another version of probhard wrote it.",
-            "Pass a folder written by DeepVARPredictor.serialize of this version.",
-        )
-    return content
 
 
 def _stored(content: dict[str, Any], name: str) -> Any:

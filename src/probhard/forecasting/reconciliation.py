@@ -107,11 +107,13 @@ class Reconciliation:
         shape = self.check(base)
         if samples < 1:
             raise ParameterError(f"Got samples={samples}.", "Draws are made from the law.", "Ask for at least one.")
+        if not 0 <= seed < 2**63:
+            raise ParameterError(f"Got seed={seed}.", "It starts a generator.", "Pass a number from 0 to 2^63 - 1.")
         before = None if base.certain else base.drawn(samples, torch.Generator().manual_seed(seed))
         result = Reconciled(
             np.full(shape, np.nan),
             None if before is None else np.full_like(before, np.nan),
-            np.full(shape, np.nan) if base.stddev is not None and not self._bounded else None,
+            np.full(shape, np.nan) if self.exact(base) else None,
             before,
         )
         weight, pending = self.weight(base), self._alike(shape)
@@ -158,6 +160,10 @@ class Reconciliation:
         upper = everywhere(self.upper, np.inf, shape)[steps]
         upper = np.where(np.isnan(upper), np.inf, upper)
         return np.full_like(upper, 0.0 if self.nonnegative else -np.inf), upper
+
+    def exact(self, base: Forecasts) -> bool:
+        """Whether the reconciled margins are normal laws of known spreads; those of sums are, unless some are fixed."""
+        return base.stddev is not None and not self._bounded and not (base.summing and self.fixed is not None)
 
     def chosen(self, base: Forecasts) -> str:
         """The metric for these forecasts."""
@@ -208,7 +214,7 @@ class Reconciliation:
             result.mean[steps] = mean_of_feasible(result.draws[:, steps])
         elif base.stddev is not None and result.spread is not None:
             law = torch.from_numpy(base.mean[steps]), torch.from_numpy(base.stddev[steps])
-            result.spread[steps] = layer(law, constraint).scale.numpy()
+            result.spread[steps] = law[1] if base.summing else layer(law, constraint).scale
 
     def _project(
         self, points: np.ndarray, bounds: tuple[np.ndarray, np.ndarray], constraint: Constraint, layer: DPPL

@@ -1,4 +1,4 @@
-"""Constraints as plain arrays and names.
+"""Saved folders: JSON, arrays and weights, and constraints as plain arrays and names.
 
     hierarchy: S, held nodes, names, tags;      rows: A, b, held variables;      box: lower, upper.
 
@@ -7,7 +7,9 @@ Nothing that is read back can run code. Functions and general sets are not store
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,44 @@ from probhard.errors import ParameterError
 from probhard.structure.system import LinearSystem
 
 Arrays = dict[str, Any]  # of NumPy arrays
+
+
+def read_record(file: Path, format: str, version: int, writer: str) -> dict[str, Any]:
+    """The plain values of a JSON file with this mark."""
+    content = _read(file, lambda: json.loads(file.read_text(encoding="utf-8")), writer)
+    if not isinstance(content, dict) or content.get("format") != format or content.get("version") != version:
+        raise ParameterError(
+            f"{file} does not hold {format} of format version {version}.",
+            "It lacks the format mark, or another version of probhard wrote it.",
+            f"Pass a folder written by {writer} of this version.",
+        )
+    return content
+
+
+def read_arrays(file: Path) -> Arrays:
+    """The arrays of an npz file."""
+
+    def load() -> Arrays:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    return _read(file, load)
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file of weights."""
+    return _read(file, lambda: torch.load(file, map_location="cpu", weights_only=True))
+
+
+def _read(file: Path, load: Callable[[], Any], writer: str = "the method that saved the others") -> Any:
+    try:
+        return load()
+    except Exception as error:  # of many kinds: no file, bad JSON, a broken archive, pickled objects
+        raise ParameterError(
+            f"{file} cannot be read ({type(error).__name__}).",
+            "It is missing or damaged, or holds more than plain values.",
+            f"Pass a whole folder, as written by {writer}.",
+        ) from error
 
 
 def constraint_record(constraint: Constraint) -> tuple[list[dict[str, Any]] | None, Arrays]:

@@ -9,7 +9,7 @@ b (H m) the bottom places at every step, time-major. Rows are put in order so th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,16 @@ class CrossTemporal(Hierarchy):
     """
 
     def __init__(self, places: Hierarchy, horizon: int, periods: Sequence[int]) -> None:
-        lengths = sorted({int(period) for period in periods}, reverse=True)
-        wrong = [period for period in lengths if period < 1 or horizon % period]
-        if horizon < 1 or wrong or 1 not in lengths or len(lengths) < 2:
+        if not isinstance(places, Hierarchy):
             raise ParameterError(
-                f"A horizon of {horizon} steps was to be summed in blocks of {list(periods)}.",
+                f"The places are a {type(places).__name__}.", "Their sums are to hold too.", "Pass a Hierarchy(S)."
+            )
+        given = list(periods) if isinstance(periods, Iterable) else [periods]
+        lengths = sorted({period for period in given if _whole(period)}, reverse=True)
+        fits = _whole(horizon) and horizon > 0 and all(p > 0 and horizon % p == 0 for p in lengths)
+        if not fits or 1 not in lengths or len(lengths) < 2 or not all(map(_whole, given)):
+            raise ParameterError(
+                f"A horizon of {horizon} steps was to be summed in blocks of {given}.",
                 "Blocks must fill the horizon, and single steps are what is summed.",
                 f"Choose 1 and other divisors of {horizon}.",
             )
@@ -114,3 +119,7 @@ class CrossTemporal(Hierarchy):
                 "Give forecasts of every period, or sum those of single steps with sums().",
             )
         return forecasts[period]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

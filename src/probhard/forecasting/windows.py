@@ -67,6 +67,13 @@ class Series:
     @classmethod
     def of(cls, entry: Mapping[str, Any], layout: Layout, future: int = 0) -> Series:
         """Read a GluonTS entry: ``target`` (n, T), ``start``, and features over T + future steps if there are any."""
+        absent = [name for name in ("start", "target") if name not in entry]
+        if absent:
+            raise ParameterError(
+                f"An entry of the data set has no {absent[0]!r}; it has {sorted(entry)}.",
+                "An entry is a table of all series, (n, T), and its first stamp.",
+                "Pass entries as GluonTS has them, such as HierarchicalData.to_gluonts() makes.",
+            )
         target = np.array(entry["target"], dtype=np.float64, ndmin=2)  # (n, T)
         if np.ndim(entry["target"]) != 2:
             raise ShapeError(
@@ -81,7 +88,14 @@ class Series:
                 "Mark missing values as NaN.",
             )
         if "observed_values" in entry:
-            target = np.where(np.asarray(entry["observed_values"], dtype=bool), target, np.nan)
+            observed = np.asarray(entry["observed_values"], dtype=bool)
+            if observed.shape != target.shape:
+                raise ShapeError(
+                    f"observed_values have shape {observed.shape}, the target {target.shape}.",
+                    "Each value is observed or not.",
+                    "Pass (n, T) for both.",
+                )
+            target = np.where(observed, target, np.nan)
         start = _period(entry["start"], layout.freq)
         length = layout.past + target.shape[1] + future
         cycles = cycle_features(layout.time_features, stamps(start, -layout.past, length))
