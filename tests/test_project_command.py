@@ -324,7 +324,7 @@ def test_other_formats_and_default_names(tmp_path: Path) -> None:
     ("arrays", "text", "options", "words"),
     [
         ({"average": [1.0]}, "constraints: [nonnegative]", (), "The file has the arrays average."),
-        ({"mean": [1.0, np.nan]}, "constraints: [nonnegative]", (), "NaN, infinite or negative in 1 of 2 cells"),
+        ({"mean": [1.0, np.nan]}, "constraints: [nonnegative]", (), "NaN or infinite in 1 of 2 cells"),
         ({"mean": [1.0, 2], "stddev": -1.0}, "constraints: [nonnegative]", (), "negative in 2 of 2 cells"),
         ({"mean": [1.0, 2], "variance": -1.0}, "constraints: [nonnegative]", (), "negative in 2 of 2 cells"),
         ({"lower": [1.0, 2], "upper": [2.0, 3]}, "constraints: [nonnegative]", (), "The level of the band is []"),

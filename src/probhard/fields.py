@@ -83,7 +83,7 @@ class Cells:
         """The cells of an event that belong to the domain, as positions; None if all do."""
         if self.mask is None:
             return None
-        inside = self._by_slice(self.on_grid("The mask", self.mask != 0))
+        inside = self._by_slice(self.on_grid("The mask", true(self.mask)))
         if not inside.any() or (inside != inside[:1]).any():
             raise ParameterError(
                 f"The mask holds {int(inside.sum())} cells, in slices that have between {int(inside.sum(1).min())} and "
@@ -106,13 +106,18 @@ class Cells:
         array[self._position(fields)] = values
 
     def everywhere(self, name: str, array: np.ndarray, fields: np.ndarray) -> np.ndarray:
-        """The chosen events (fields, n) of data that broadcasts with the fields."""
-        names = ("batch",) * len(self.batch) + self.axes
-        return self.gather(_broadcast(name, array, self.batch + self.grid, names), fields)
+        """The chosen events (fields, n) of data that broadcasts with the fields, or is of the batch alone."""
+        return self.gather(self._matched(name, array, self.grid, self.axes), fields)
 
     def shared(self, name: str, array: np.ndarray) -> np.ndarray:
         """Data of the grid (n,) that every slice has alike."""
         slices = self.on_grid(name, array).reshape(-1)[self.index]
+        if np.isnan(slices).any():
+            raise ParameterError(
+                f"{name} are NaN in {int(np.isnan(slices).sum())} of {slices.size} cells of the domain.",
+                "Every cell has its share of a sum.",
+                "Save a mask that is false for these cells, or mend them.",
+            )
         if (slices != slices[:1]).any():
             raise ShapeError(
                 f"{name} differs between the slices along {' and '.join(self.per)}.",
@@ -123,8 +128,8 @@ class Cells:
 
     def each(self, name: str, array: np.ndarray, fields: np.ndarray, rows: tuple[int, ...] = ()) -> np.ndarray:
         """One value, or one vector of values, for each chosen event, (fields, *rows)."""
-        names = ("batch",) * len(self.batch) + self.per + ("rows",) * len(rows)
-        data = _broadcast(name, array, self.lead + rows, names)
+        rest = self.lead[len(self.batch) :] + rows
+        data = self._matched(name, array, rest, self.per + ("rows",) * len(rows))
         return np.asarray(data[np.unravel_index(fields, self.lead)]) if self.lead else np.asarray(data[None])
 
     def columns(self, name: str, matrix: np.ndarray) -> np.ndarray:
@@ -152,6 +157,24 @@ class Cells:
         signs = np.repeat([1.0, -1.0], len(rows))
         return sp.csr_array((signs, (np.tile(rows, 2), columns)), shape=(len(rows), self.variables))
 
+    def _matched(self, name: str, array: np.ndarray, rest: tuple[int, ...], names: tuple[str, ...]) -> np.ndarray:
+        """An array as (*batch, *rest): of the batch alone, or broadcast from the right; refused if it may be both."""
+        shape, labels = self.batch + rest, ("batch",) * len(self.batch) + names
+        if not rest or not self.batch or array.shape != self.batch:
+            return _broadcast(name, array, shape, labels)
+        alone = array.reshape(self.batch + (1,) * len(rest))
+        try:
+            other = np.broadcast_to(array, shape)
+        except ValueError:
+            return np.broadcast_to(alone, shape)
+        if not np.array_equal(other, np.broadcast_to(alone, shape), equal_nan=True):
+            raise ShapeError(
+                f"{name} has shape {array.shape}, as the batch has and as {', '.join(names[-array.ndim :])} have.",
+                "It may hold a number for each field of the batch, or for each point of these axes.",
+                f"Give it the shape {alone.shape} for the batch, or {(1,) * (len(shape) - array.ndim) + array.shape}.",
+            )
+        return other
+
     def _by_slice(self, array: np.ndarray) -> np.ndarray:
         """An array of the grid as (slices, cells), in the order of an event."""
         turned = array.transpose([self.axes.index(axis) for axis in self.per + self.order])
@@ -161,6 +184,11 @@ class Cells:
         element, piece = np.divmod(fields, len(self.index))
         where = np.unravel_index(element[:, None], self.batch) if self.batch else ()
         return (..., *where, *np.unravel_index(self.index[piece], self.grid))
+
+
+def true(mask: np.ndarray) -> np.ndarray:
+    """Where a mask of truths or numbers says yes; NaN does not."""
+    return np.nan_to_num(np.asarray(mask, dtype=np.float64)) != 0
 
 
 def _broadcast(name: str, array: np.ndarray, shape: tuple[int, ...], names: tuple[str, ...]) -> np.ndarray:
@@ -181,7 +209,7 @@ def read_fields(path: Path) -> dict[str, np.ndarray]:
         raise ParameterError(
             f"There is no file {path}." if suffix in FORMATS else f"{path} does not end in {', '.join(FORMATS)}.",
             "Fields are read from these formats.",
-            "Save them with numpy.savez(path, mean=..., stddev=...), or check the path.",
+            "Check the path, or save them with numpy.savez; docs/files.md has the names of the arrays.",
         )
     read = {".npz": _read_npz, ".zarr": _read_zarr}.get(suffix, _read_hdf5)
     try:
@@ -226,7 +254,7 @@ def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
         raise ParameterError(
             f"The array {name!r} of {path} holds {array.dtype}.",
             "Fields are real numbers.",
-            "Leave it out, or save its real and imaginary parts as two arrays.",
+            "Leave it out, or save numbers; of complex ones, real and imaginary parts as two arrays.",
         )
     return array.astype(np.float64)
 

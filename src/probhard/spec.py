@@ -28,7 +28,7 @@ from torch import Tensor
 from probhard import constraints as library
 from probhard.constraints import Constraint, trapezoid_weights
 from probhard.errors import ParameterError, ShapeError
-from probhard.fields import Cells
+from probhard.fields import Cells, true
 
 AXES = ("time", "x", "y", "z")  # names of coordinate arrays, in the order that fields have them
 KEYS = ("constraints", "per", "axes")
@@ -112,7 +112,7 @@ class Data:
             raise ParameterError(
                 f"An event has no axis {axis!r}.",
                 "A profile runs along an axis that does not belong to 'per'.",
-                nearest(axis, cells.order),
+                nearest(str(axis), cells.order),
             )
         together = cells.inside is None and axis == cells.order[-1]
         return cells.variables // cells.shape[-1] if together else None
@@ -153,6 +153,8 @@ def cells_from(
             "Write axes in the order of the array, such as [time, x, y], and among them those of 'per'.",
         )
     grid = shape[len(shape) - len(axes) :]
+    if 0 in shape:
+        raise ShapeError(f"The fields have shape {shape}.", "There is nothing in them.", "Save at least one field.")
     for axis, size in zip(axes, grid):
         if axis in arrays and arrays[axis].shape != (size,):
             raise ShapeError(
@@ -229,6 +231,8 @@ def _check(kind: str, name: Any, known: Iterable[str]) -> None:
 
 
 def _names(value: Any) -> tuple[str, ...]:
+    if value is not None and not isinstance(value, str | list | tuple):
+        raise ParameterError(f"Got {value!r} for axes.", "Axes have names.", "Write 'time', or '[time, x]'.")
     return () if value is None else (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
@@ -275,12 +279,12 @@ def _fixed(data: Data, mask: Any, values: Any) -> Constraint:
     """Known values: rows that are substituted; bounds where slices or fields do not know the same cells."""
     cells, known, value = data.cells, data.array("mask", mask), data.everywhere("values", values)
     if known.ndim <= len(cells.grid):
-        slices = cells.on_grid("mask", known != 0).reshape(-1)[cells.index]  # (slices, n)
+        slices = cells.on_grid("mask", true(known)).reshape(-1)[cells.index]  # (slices, n)
         if slices.any() and (slices == slices[:1]).all():
             units = sp.csr_array(sp.eye_array(len(slices[0]), format="csr")[slices[0]])
             rows = data.shared(("fixed", str(mask)), lambda: library.LinearEquality(units))
             return rows.replace(value if value.dim() == 0 else value[:, torch.from_numpy(slices[0])])
-    at = torch.from_numpy(cells.everywhere("mask", known != 0, data.chosen))
+    at = torch.from_numpy(cells.everywhere("mask", true(known), data.chosen))
     return library.Box(torch.where(at, value, -torch.inf), torch.where(at, value, torch.inf))
 
 

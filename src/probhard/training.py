@@ -49,7 +49,7 @@ class Schedule:
         batch_size: Of one step, over all processes.
         lr: Learning rate of Adam.
         weight_decay: Of Adam.
-        halvings: How often the learning rate is halved, evenly over the epochs.
+        halvings: In how many equal parts of the epochs each has half the learning rate of the one before.
         warm_up: Epochs trained without the constraint at first.
         patience: Epochs without a better validation score after which to stop; None trains to the end.
         clip: Largest norm of the gradient; None leaves it.
@@ -65,22 +65,20 @@ class Schedule:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        positive = [x for x in (self.epochs, self.batch_size, self.patience, self.clip) if x is not None]
-        if min(positive) <= 0 or not self.lr > 0 or self.halvings < 0 or not 0 <= self.warm_up <= self.epochs:
+        counts = [x for x in (self.epochs, self.batch_size, self.patience) if x is not None]
+        whole = all(isinstance(x, int) for x in (*counts, self.halvings, self.warm_up))
+        rates = [self.lr, *([] if self.clip is None else [self.clip])]
+        fits = whole and min(counts) > 0 and all(0 < x < math.inf for x in rates) and 0 <= self.weight_decay < math.inf
+        if not fits or self.halvings < 0 or not 0 <= self.warm_up <= self.epochs:
             raise ParameterError(
                 f"Got {self}.",
                 "There must be something to train, and the warm-up is part of the epochs.",
-                "Pass positive numbers and warm_up <= epochs.",
+                "Pass positive numbers, whole ones of epochs, and warm_up <= epochs.",
             )
-
-    @property
-    def halve_every(self) -> int:
-        """Epochs between two halvings."""
-        return max(1, self.epochs // self.halvings) if self.halvings else self.epochs
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch."""
-        return self.lr * 0.5 ** (epoch // self.halve_every)
+        return self.lr * 0.5 ** (epoch * self.halvings // self.epochs)
 
 
 DEFAULT = Schedule()
@@ -142,6 +140,8 @@ def fit(
             "default_root_dir": keeper.folder,
         }
         last = keeper.folder / "last.ckpt"
+        if last.exists():
+            _check_checkpoints(keeper.folder, task)
         with quiet_training():
             runner = pl.Trainer(**{**options, **trainer})
             runner.fit(task, ckpt_path=str(last) if last.exists() else None, weights_only=True)
@@ -157,6 +157,26 @@ def fit(
         model.eval()
         score = keeper.rows[keeper.best][VALIDATION]
         return Fit(keeper.best, score, len(keeper.rows), keeper.seconds, keeper.rows)
+
+
+def _check_checkpoints(folder: Path, task: Task) -> None:
+    """Raise unless the checkpoints of a folder can be read and fit the network."""
+    for name in ("last.ckpt", "best.ckpt"):
+        try:
+            state = torch.load(folder / name, map_location="cpu", weights_only=True)["state_dict"]
+        except Exception as error:  # of many kinds: no file, a broken archive, pickled objects
+            raise ParameterError(
+                f"{folder / name} cannot be read ({type(error).__name__}).",
+                "The run in this folder cannot go on without it.",
+                "Pass another directory, or remove this one to begin anew.",
+            ) from error
+        own = task.state_dict()
+        if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
+            raise ParameterError(
+                f"{folder / name} holds the weights of another network.",
+                "A run goes on only with the network that it began with.",
+                "Pass another directory, or remove this one to begin anew.",
+            )
 
 
 def _strategy(model: ConstrainedModel, devices: int) -> str:
@@ -208,7 +228,7 @@ class Task(pl.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Random numbers and learning rate of an epoch, the same whether or not the run was resumed before it."""
-        torch.manual_seed((self.seed * 100_003 + self.current_epoch) * 1_009 + self.global_rank)
+        torch.manual_seed(((self.seed * 100_003 + self.current_epoch) * 1_009 + self.global_rank) % 2**63)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.schedule.rate(self.current_epoch)
 
@@ -271,11 +291,18 @@ def _dataset(data: Any) -> Dataset:
         raise ParameterError(
             "fit() got data without targets.", "There is nothing to learn from.", "Pass (inputs, targets)."
         )
-    counts = {len(part) for part in tree_leaves((content.inputs, content.target)) if isinstance(part, Tensor)}
-    if len(counts) > 1:
+    if not isinstance(content.target, Tensor):
+        raise ParameterError(
+            f"fit() got targets of the type {type(content.target).__name__}.",
+            "Networks are trained on tensors.",
+            "Pass torch.as_tensor(...) of inputs and targets.",
+        )
+    parts = tree_leaves((content.inputs, content.target, content.context, content.mask))
+    counts = {len(part) if part.dim() else 1 for part in parts if isinstance(part, Tensor)}
+    if len(counts) > 1 or 0 in counts:
         raise ShapeError(
-            f"Inputs and targets have {' and '.join(map(str, sorted(counts)))} samples.",
-            "Each input belongs to one target.",
+            f"Inputs, targets and context have {' and '.join(map(str, sorted(counts)))} samples.",
+            "Each input belongs to one target, and there is at least one.",
             "Pass tensors with the same first dimension.",
         )
     return _Tensors(content)

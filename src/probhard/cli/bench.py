@@ -74,7 +74,7 @@ def bench(
         done = grid.run(workers, engine=engine, address=address)
         typer.echo(f"{done} of {len(grid.units)} units done; lines in {grid.records.path}")
     lines = _found(grid.records)
-    for written in tables.write(folder, table, lines) if table in PDE else forecast_tables.write(folder, lines):
+    for written in tables.write(folder, table, lines, quick) if table in PDE else forecast_tables.write(folder, lines):
         typer.echo(f"Written: {written}")
 
 

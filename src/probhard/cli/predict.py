@@ -68,8 +68,14 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
             "A run is complete when its model is written.",
             "Run 'probhard train' again with the same arguments to finish it, or check the path.",
         )
-    content = read_spec(run / CONFIG)
-    known = content.pop(TRAINED_ON)
+    content = read_spec(run / CONFIG, "configuration")
+    known = content.pop(TRAINED_ON, None) if isinstance(content, dict) else None
+    if not isinstance(known, dict) or not {"grid", "channels", "file"} <= set(known):
+        raise ParameterError(
+            f"{run / CONFIG} does not say what the run was trained on.",
+            "'probhard train' writes that down; the file was changed or is not its own.",
+            "Restore it, or train again.",
+        )
     spec, settings = Settings.read(content)
     samples = Samples.unsolved({**read_fields(run / GRID), **read_fields(inputs)}, spec, known["grid"])
     channels, axes = samples.inputs.shape[1], len(samples.cells.axes)

@@ -83,7 +83,10 @@ def picture(path: Path, job: Job, results: dict[str, np.ndarray]) -> None:
     flat = before.ndim == 1
     drawing = Figure(figsize=(8, 4.5) if flat else (13, 4), dpi=110, layout="constrained")
     where = ", ".join(f"{name} {i}" for name, i in zip(job.certificate.setting["field_axes"], job.number(number)))
-    drawing.suptitle(f"Mean before and after the projection{' (' + where + ')' if where else ''}")
+    lost = "; no feasible field was found" if not np.isfinite(after).any() else ""
+    middle = ", ".join(f"{name} index {size // 2}" for name, size in zip(cells.order[:-2], cells.shape))
+    where = ", ".join(filter(None, (where, middle)))
+    drawing.suptitle(f"Mean before and after the projection{' (' + where + ')' if where else ''}{lost}")
     (draw_profile if flat else draw_planes)(drawing, job, results, before, after)
     drawing.savefig(path)
 
@@ -113,9 +116,10 @@ def draw_planes(drawing: Any, job: Job, results: dict[str, np.ndarray], before: 
     before, after = before[middle], after[middle]
     up, across = job.data.cells.order[-2:]
     places = [job.data.arrays.get(name, np.arange(n)) for name, n in zip((across, up), before.shape[::-1])]
-    low, high = (float(f([f(before), f(after)])) for f in (np.nanmin, np.nanmax))
+    both = np.stack([before, after])
+    low, high = float(np.nanmin(both)), float(np.nanmax(both))
     change = after - before
-    span = float(np.nanmax(np.abs(change))) or 1.0
+    span = float(np.nanmax(np.abs(change), initial=0.0)) or 1.0
     kinds = (("before", before, low, high, "viridis"), ("after", after, low, high, "viridis"))
     for place, (label, plane, bottom, top, colors) in enumerate(
         (*kinds, ("after - before", change, -span, span, "RdBu"))

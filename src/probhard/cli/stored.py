@@ -48,9 +48,11 @@ class Law:
         level, band = _level(arrays), "lower" in arrays and "upper" in arrays
         if "draws" in arrays:
             draws = arrays["draws"]
-            if draws.ndim < 2:
+            if draws.ndim < 2 or not draws.size:
                 raise ShapeError(
-                    f"The draws have shape {draws.shape}.", "Draws lead: (S, *batch, *grid).", "Add a first dimension."
+                    f"The draws have shape {draws.shape}.",
+                    "Draws lead, at least one: (S, *batch, *grid).",
+                    "Add a first dimension, or leave out the empty array.",
                 )
             return cls(draws.mean(0), draws.std(0, ddof=1) if len(draws) > 1 else None, draws, level)
         if "mean" not in arrays and not band:
@@ -87,10 +89,13 @@ class Law:
             inside = cells.everywhere(f"The {name}", array, everything)
             bad = int((~np.isfinite(inside) | (inside < low)).sum())
             if bad:
+                what = "NaN, infinite or negative" if low == 0 else "NaN or infinite"
+                found = "the draws" if self.draws is not None else "the band or the variances"
                 raise ParameterError(
-                    f"The {name} is NaN, infinite or negative in {bad} of {inside.size} cells.",
+                    f"The {name}{' of the draws' if self.draws is not None else ''} is {what} in {bad} of "
+                    f"{inside.size} cells.",
                     "Nothing can be projected from there.",
-                    "Save an array 'mask' that is True for the cells of the domain, or mend the band or the variances.",
+                    f"Save an array 'mask' that is True for the cells of the domain, or mend {found}.",
                 )
 
 

@@ -20,7 +20,7 @@ from probhard.errors import ParameterError
 from probhard.fields import read_fields, write_npz
 from probhard.files import replacing
 from probhard.pde.samples import Samples
-from probhard.pde.surrogate import Settings, Surrogate, measure
+from probhard.pde.surrogate import Settings, Surrogate, check_constraints, measure
 from probhard.spec import AXES, MASK, VOLUMES, read_spec
 
 if TYPE_CHECKING:
@@ -38,13 +38,16 @@ def train(
     """Train a neural operator on your own fields under hard constraints."""
     from probhard.training import Schedule, fit  # here, so that --help needs no Lightning
 
-    spec, settings = Settings.read(read_spec(config))
+    if output.exists() and not output.is_dir():
+        raise ParameterError(f"--output {output} is a file.", "A run is a folder.", "Name another.")
+    spec, settings = Settings.read(read_spec(config, "configuration"))
     arrays = read_fields(data)
     samples = Samples.solved(arrays, spec)
     settings = settings.resolved(samples.cells.grid)
     training, validation, test = (np.sort(part) for part in settings.parts(len(samples)))
     model = Surrogate.build(settings, samples, training)
-    model.loss(samples.batch(training[:1]))  # refuses what cannot be done before anything is written
+    check_constraints(model, samples, np.arange(len(samples)))  # before anything is written
+    model.loss(samples.batch(training[:1]))
     schedule = Schedule(settings.epochs, settings.batch_size, settings.lr, patience=settings.patience)
     found: dict[str, Any] = {"file": data.name, "sha256": sha256(data)}
     found |= {"grid": list(samples.cells.grid), "channels": samples.inputs.shape[1]}

@@ -58,6 +58,8 @@ def render(lines: Sequence[Line]) -> str:
         "Pooled CRPS times 1000, mean +- population standard deviation over seeds; the paper's figure in brackets.",
         "Naive and classical rows have one seed. One window cannot rank methods: see the rolling evaluation below.",
         "The paper's classical rows were made with R, ours with statsforecast. softc has the penalty 1, not tuned.",
+        "ARIMA's orders of series of over 150 rows are compared by conditional sums of squares, as R does by default;",
+        "on Wiki a full comparison gives naivebu 362.5 and permbu-mint 368.7.",
         "",
         TRAFFIC,
         "",

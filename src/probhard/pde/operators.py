@@ -132,11 +132,13 @@ class VarianceNO(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if min((channels, width, layers, *modes), default=0) < 1 or padding < 0 or not 1 <= len(modes) <= 3:
+        sizes = min((channels, width, layers, *modes), default=0) >= 1 and padding >= 0 and 1 <= len(modes) <= 3
+        if not sizes or not 0 <= dropout < 1:
             raise ParameterError(
-                f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}.",
-                "A neural operator needs at least one of each on a grid of one to three axes.",
-                "Pass positive numbers and one entry of modes per axis.",
+                f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}, "
+                f"dropout={dropout}.",
+                "A neural operator needs at least one of each on a grid of one to three axes; dropout is a share.",
+                "Pass positive numbers, one entry of modes per axis, and a dropout from 0 to below 1.",
             )
         self.channels, self.modes, self.width, self.padding = channels, tuple(modes), width, padding
         self.lift = nn.Linear(channels, width)
@@ -183,6 +185,10 @@ class VarianceNO(nn.Module):
         return torch.stack([mean, softplus(spread) + FLOOR], 1)
 
     def _check(self, inputs: Tensor) -> None:
+        if not inputs.is_floating_point():
+            raise ParameterError(
+                f"The inputs are {inputs.dtype}.", "Weights are real numbers.", "Pass inputs.float(), or .double()."
+            )
         grid = tuple(inputs.shape[2:])
         if len(grid) != len(self.modes) or inputs.shape[1] != self.channels:
             raise ShapeError(

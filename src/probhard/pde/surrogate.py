@@ -8,6 +8,7 @@ the units of the solutions before it is projected. The network computes in float
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
@@ -19,13 +20,13 @@ from torch import Tensor, nn
 from probhard import score as scores
 from probhard.covariance import Diagonal
 from probhard.distribution import LocationScale
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, ProbhardError
 from probhard.method import METHODS, Method
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.operators import VarianceNO
 from probhard.pde.samples import Samples
 from probhard.projection import DPPL
-from probhard.settings import Reader, listed, number, setting, switch, whole, word
+from probhard.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
 from probhard.spec import KEYS, nearest
 
 MODES = 12  # per axis, or as many as the grid tells apart
@@ -34,9 +35,10 @@ PADDING = 9  # points on the right of each axis, against periodicity
 BUDGET = 2_000_000  # numbers that are drawn at a time
 
 READERS: dict[str, Reader] = {
-    **dict.fromkeys(("epochs", "batch_size", "patience", "width", "layers", "seed"), (whole, "a whole number")),
+    **dict.fromkeys(("epochs", "batch_size", "patience", "width", "layers"), at_least(1)),
+    "seed": at_least(0),
     **dict.fromkeys(("method", "score"), (word, "a name")),
-    "lr": (number, "a number"),
+    "lr": (within(0, math.inf, inside=False), "a positive number"),
     "modes": (listed(whole), "a whole number, or one per axis of the grid"),
     "split": (listed(number), "three numbers, for training, validation and test"),
     "normalise": (switch, "true or false"),
@@ -216,6 +218,26 @@ def _backbone(settings: Settings, samples: Samples) -> Normalised:
     channels = samples.inputs.shape[1]
     operator = VarianceNO(channels, settings.modes, settings.width, settings.layers, PADDING).float()
     return Normalised(operator, channels, torch.from_numpy(samples.cells.index))
+
+
+@torch.no_grad()
+def check_constraints(model: ConstrainedModel, samples: Samples, numbers: np.ndarray) -> None:
+    """Raise for the first sample whose constraint cannot be met, by its number; solutions are projected for that."""
+    metric = model.method.inference.metric
+    assert metric is not None
+    size = max(1, BUDGET // samples.cells.index.size)
+    for part in np.array_split(numbers, -(-len(numbers) // size)):
+        batch = samples.batch(part)
+        assert batch.target is not None
+        points = batch.target.flatten(0, 1)
+        try:
+            DPPL(metric).project(points, samples.constraint(batch.context), (points, torch.ones_like(points)))
+        except ProbhardError as error:
+            if len(part) == 1:
+                raise type(error)(f"Sample {part[0]}: {error.what}", error.why, error.fix) from error
+            for half in np.array_split(part, 2):
+                check_constraints(model, samples, half)
+            raise
 
 
 @torch.no_grad()

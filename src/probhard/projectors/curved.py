@@ -32,6 +32,7 @@ from probhard.tangent import Differential
 
 ROUNDS = 3
 SWEEPS = 12  # of the sides, where bounds are the only inequalities
+TRIES = 2  # sweeps that a point may end without coming to rest on its face
 NEAR = 1e-9  # how far beyond a bound counts as on it, relative to the terms
 
 
@@ -143,6 +144,7 @@ class CurvedProjector(Projector):
         side = (programme.lower == programme.upper).to(torch.int8)
         settled = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
         state: newton.State | None = None
+        failures = torch.zeros_like(left)
         for _ in range(SWEEPS):
             part, few = equation.select(left, settled.shape), programme.select(left)
             assert part is not None
@@ -152,7 +154,8 @@ class CurvedProjector(Projector):
             done = good & (after == before).all(-1)
             settled = settled.index_copy(0, left, done)
             side, guess = side.index_copy(0, left, after), guess.index_copy(0, left, points.u)
-            left = left[~done]
+            failures = failures.index_add(0, left, (~good).to(failures.dtype))
+            left = left[~done & (failures.index_select(0, left) < TRIES)]
             if len(left) == 0:
                 break
         assert state is not None
