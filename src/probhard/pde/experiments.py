@@ -201,6 +201,7 @@ class Job:
         sizes: Fields for training, validation and test.
         network: Options of ``VarianceNO``.
         compiled: Compile the network first; pays from a few dozen epochs on.
+        draws: Per test field, at most.
     """
 
     table: str
@@ -212,6 +213,7 @@ class Job:
     sizes: tuple[int, int, int] = (160, 40, 100)
     network: Mapping[str, Any] = field(default_factory=dict)
     compiled: bool = True
+    draws: int = 100
 
     @property
     def name(self) -> str:
@@ -250,7 +252,7 @@ class Job:
                 one = next(one for value, one in row.chosen() if value == about.get("choice"))
                 model = self._model(one, exact, backbone)
             generator = torch.Generator().manual_seed(self.seed)
-            figures = evaluate(model, exact, RULES[table.law], test, generator, table.draws)
+            figures = evaluate(model, exact, RULES[table.law], test, generator, min(self.draws, table.draws))
             figures["crps"] = figures["crps_marginals" if row.exact else "crps_draws"]
             line = {**key, **figures, **kept}
             if table.profile is not None and exact.lower <= table.profile[0] <= exact.upper:
