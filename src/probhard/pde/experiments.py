@@ -256,7 +256,7 @@ class Job:
             figures["crps"] = figures["crps_marginals" if row.exact else "crps_draws"]
             line = {**key, **figures, **kept}
             if table.profile is not None and exact.lower <= table.profile[0] <= exact.upper:
-                line["profile"] = profile(model, exact, *table.profile)
+                line["profile"] = profile(model, exact, *table.profile, self.draws)
             lines.append(line)
         return lines
 

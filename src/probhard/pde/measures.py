@@ -97,11 +97,11 @@ def drawn(forecast: Projected | LocationScale, generator: torch.Generator, count
 
 
 @torch.no_grad()
-def profile(model: ConstrainedModel, problem: Problem, parameter: float, number: int) -> dict[str, Any]:
-    """One slice of the forecast for a parameter, as the paper's figures show it."""
+def profile(model: ConstrainedModel, problem: Problem, parameter: float, number: int, count: int) -> dict[str, Any]:
+    """One slice of the forecast for a parameter and of so many draws, as the paper's figures show it."""
     one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
     forecast = model.forecast(one)
-    draws, _ = drawn(forecast, torch.Generator().manual_seed(0), 100)
+    draws, _ = drawn(forecast, torch.Generator().manual_seed(0), count)
     assert one.target is not None
     cut = slice(number * problem.points, (number + 1) * problem.points)
     curves = {"exact": one.target[0], "mean": forecast.mean[0], "stddev": draws[:, 0].std(0)}
