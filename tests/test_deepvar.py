@@ -459,7 +459,7 @@ def test_what_cannot_be_saved_must_be_passed(tmp_path):
     loaded = DeepVARPredictor.deserialize(tmp_path, constraint=ph.Hierarchy(S) & curved)
     np.testing.assert_array_equal(forecast(loaded, y), forecast(predictor, y))
     (Path(tmp_path) / "deepvar.json").write_text("{}")
-    with pytest.raises(ph.ParameterError, match="not a saved DeepVAR predictor"):
+    with pytest.raises(ph.ParameterError, match="does not hold probhard-deepvar"):
         DeepVARPredictor.deserialize(tmp_path)
 
 

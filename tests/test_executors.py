@@ -18,7 +18,7 @@ from probhard.errors import MissingExtraError
 from probhard.executors import Executor, executor
 from probhard.grid import Grid
 from probhard.records import Records
-from waiting import wait_for
+from waiting import wait_for, wait_until_gone
 
 
 def note(path: Path) -> None:
@@ -140,8 +140,7 @@ def test_leaving_by_an_error_ends_the_processes(tmp_path):
         raise KeyError
     assert later.cancelled()
     assert isinstance(sleeping.exception(timeout=60), RuntimeError)
-    process.join(60)
-    assert not process.is_alive()
+    wait_until_gone(process.pid)
 
 
 def test_a_grid_on_joblib_loses_nothing(tmp_path):

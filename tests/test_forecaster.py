@@ -208,7 +208,7 @@ def test_saved_and_loaded(tmp_path: Path, kind: str, changes: bool) -> None:
 
 
 def test_loading_refuses_other_folders(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="not a saved forecaster"):
+    with pytest.raises(ParameterError, match="cannot be read"):
         HierarchicalForecaster.load(tmp_path)
 
 
