@@ -191,14 +191,17 @@ class Job:
         data, suffix = self.data, f".{self.options['format']}"
         index = data.future(draws.shape[1])
         columns = summary(draws, model.model, self.options["level"])
-        for stale in (f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES):
-            (self.output / stale).unlink(missing_ok=True)  # of an earlier run: the certificate is not theirs
+        stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
+        stale.remove(self.output / f"forecasts{suffix}")
         write(self.output / f"forecasts{suffix}", to_long(columns, data.names, index, place=data.place))
         if asked := self.options["draws"]:
             several = {str(i): draw for i, draw in enumerate(draws[:asked])}
             wide = to_long(several, data.names, index, place=data.place)
             long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
             write(self.output / f"draws{suffix}", long.astype({"draw": int}))
+            stale.remove(self.output / f"draws{suffix}")
+        for path in stale:  # of an earlier run: the certificate is not theirs
+            path.unlink(missing_ok=True)
         model.save(self.output / "model")
         certificate.save(self.output / "certificate.json")
         (self.output / "report.html").write_text(page, encoding="utf-8")

@@ -79,8 +79,13 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         cycles = default_time_features(freq) if time_features is None else tuple(time_features)
         _check(prediction_length, lags, cycles, context_length)
         _check_options(
-            {"num_layers": num_layers, "hidden_size": hidden_size, "batch_size": batch_size},
-            {"num_batches_per_epoch": num_batches_per_epoch, "num_parallel_samples": num_parallel_samples},
+            {
+                "num_layers": num_layers,
+                "hidden_size": hidden_size,
+                "batch_size": batch_size,
+                "num_batches_per_epoch": num_batches_per_epoch,
+                "num_parallel_samples": num_parallel_samples,
+            },
             {"rank": rank, "num_feat_dynamic_real": num_feat_dynamic_real, "seed": seed},
             {"lr": lr, "weight_decay": weight_decay, "dropout_rate": dropout_rate},
         )
@@ -171,13 +176,12 @@ def _check(length: int, lags: Sequence[int], cycles: Sequence[str], context: int
         check_choice("time feature", name, tuple(CYCLES))
 
 
-def _check_options(*groups: Mapping[str, Any]) -> None:
+def _check_options(sizes: Mapping[str, Any], counts: Mapping[str, Any], rates: Mapping[str, Any]) -> None:
     """Raise for sizes below 1, counts below 0 and rates out of their ranges."""
-    *sizes, counts, rates = groups
-    least = {**dict.fromkeys([name for group in sizes for name in group], 1), **dict.fromkeys(counts, 0)}
-    for name, value in {name: value for group in (*sizes, counts) for name, value in group.items()}.items():
-        if not isinstance(value, int | np.integer) or value < least[name]:
-            raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least[name]} or more.")
+    for least, group in ((1, sizes), (0, counts)):
+        for name, value in group.items():
+            if not isinstance(value, int | np.integer) or value < least:
+                raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least} or more.")
     for name, value in rates.items():
         fits = isinstance(value, float | int | np.floating) and 0 <= value < (1 if name == "dropout_rate" else math.inf)
         if not fits or (name == "lr" and value == 0):
