@@ -69,10 +69,10 @@ larger still where the first value alone is set right. The paper's CE is that of
     "tvd": """
 Every row of total variation also keeps 0 <= u <= 1, which the paper's does not: that no value is negative is by
 construction. probhard-tv is a penalty whose weight is chosen on validation data, probhard-tvd obeys a variation that
-never grows in time. Shares of negative values are those of all draws in the table, of the profile's in the figure. base
-is trained again for this table, so its figures differ a little from those of pde-linear.md. The profile is at
-t = 0.152: by t = 0.505, which the paper names, this front has left. Where the place of the front is uncertain, steep draws differ
-more from each other than smeared ones, so the spread is larger.
+never grows in time. Shares of negative values are those of all draws in the table, of the profile's in the figure.
+base is trained again for this table, so its figures differ a little from those of pde-linear.md. The profile is at
+t = 0.152: by t = 0.505, which the paper names, this front has left. Where the place of the front is uncertain, steep
+draws differ more from each other than smeared ones, so the spread is larger.
 
 ![Profile](tvd.png)
 """,
