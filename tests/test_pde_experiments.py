@@ -76,10 +76,10 @@ def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytes
 
     lines = [line("base", 150), line("probhard-or", 150), line("probhard-or", 500)]
     path = tmp_path / "f.png"
-    assert tables.profiles(path, lines, "Front", ["base", "probhard-or"]) == [path]
-    assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"]) == [path]
-    assert tables.profiles(path, lines, "Front", ["hardc"]) == []
-    assert titles == ["Front; 150 epochs", "Front; 500 epochs"]
+    assert tables.profiles(path, lines, "Front", ["base", "probhard-or"], 0.25) == [path]
+    assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"], 0.25) == [path]
+    assert tables.profiles(path, lines, "Front", ["hardc"], 0.25) == []
+    assert titles == ["Front, t = 0.250; 150 epochs", "Front, t = 0.250; 500 epochs"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_every_row_names_a_rule_and_every_trained_row_exists() -> None:
     assert key["m_range"] == [2.0, 3.0]
     assert not LINEAR.rows["softc"].reuses_base
     assert NONLINEAR.rows["probhard-inf"].rule == "flux, positive"
-    assert TVD.profile == (1.5, 3)
+    assert TVD.profile == (1.5, 0.152)
 
 
 def test_cells_show_mean_and_spread_over_seeds() -> None:

@@ -16,7 +16,6 @@ RESULTS = Path("results")
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
 PROBLEMS = ("heat", "pme", "advection", "stefan")  # of the timing figure
 TABLES = (*PDE, "forecasting", "timing", "speed")
-QUICK_EPOCHS = {"pde-linear": 2, "pde-nonlinear": 300, "tvd": 2}  # of one step each
 
 
 def bench(
@@ -48,18 +47,15 @@ def bench(
     if table in PDE:
         from probhard.pde import experiments, tables
 
-        small: dict[str, Any] = {"sizes": (20, 10, 10), "network": {"width": 8, "modes": (4, 4)}, "compiled": False}
-        if table == "pde-nonlinear":  # slow to project on from a network that knows nothing: more steps, fewer draws
-            small |= {"sizes": (20, 4, 2), "draws": 2}
         grid = experiments.grid(
             table,
             path,
-            QUICK_EPOCHS[table] if quick else epochs,
+            epochs,
             chosen or [0],
             _listed(problems),
             _listed(methods),
             _listed(scores),
-            **(small if quick else {}),
+            quick,
         )
     else:
         from probhard.forecasting import experiments as forecasts

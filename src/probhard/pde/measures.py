@@ -42,9 +42,10 @@ def evaluate(
 ) -> dict[str, float]:
     """The figures of a model on test fields.
 
-    crps_marginals is the closed form for mean and variance, exact without inequalities; crps_draws the unbiased
-    estimate from the draws. mse_free leaves out slices on which mass and bounds leave a single point. covered_90 is the
-    share of targets in the central 90 % of the draws, infeasible the share of draws that the projection flagged.
+    mse is of the forecast's mean, mse_draws of the mean of the draws. crps_marginals is the closed form for mean and
+    variance, exact without inequalities; crps_draws the unbiased estimate from the draws. mse_free leaves out slices on
+    which mass and bounds leave a single point. covered_90 is the share of targets in the central 90 % of the draws,
+    infeasible the share of draws that the projection flagged.
     ce_mass is ce_mean for the mass, whatever the law is; ce_paper for the paper's mass where that is another.
     """
     assert test.target is not None
@@ -66,6 +67,7 @@ def evaluate(
         lower, upper = (bound.expand(-1, *problem.shape).flatten(-2) for bound in problem.bounds(part.context))
         figures = {
             "mse": error.mean(-1),
+            "mse_draws": (draws.mean(0) - part.target).square().mean(-1),
             "crps_marginals": scores.crps(forecast, part.target).mean(-1),
             "crps_draws": scores.crps_ensemble(draws, part.target, estimator="fair").mean(-1),
             "ce_mean": rows.residual(forecast.mean).abs().sum(-1),
@@ -97,13 +99,15 @@ def drawn(forecast: Projected | LocationScale, generator: torch.Generator, count
 
 
 @torch.no_grad()
-def profile(model: ConstrainedModel, problem: Problem, parameter: float, number: int, count: int) -> dict[str, Any]:
-    """One slice of the forecast for a parameter and of so many draws, as the paper's figures show it."""
+def profile(model: ConstrainedModel, problem: Problem, parameter: float, time: float, count: int) -> dict[str, Any]:
+    """The slice nearest to a time, of the forecast and of so many draws, as the paper's figures show it."""
     one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
     forecast = model.forecast(one)
     draws, _ = drawn(forecast, torch.Generator().manual_seed(0), count)
     assert one.target is not None
+    number = int((problem.times - time).abs().argmin())
     cut = slice(number * problem.points, (number + 1) * problem.points)
     curves = {"exact": one.target[0], "mean": forecast.mean[0], "stddev": draws[:, 0].std(0)}
     kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
-    return {"parameter": parameter, **kept, "negative": float((draws[:, 0, cut] < 0).double().mean())}
+    where = {"parameter": parameter, "time": float(problem.times[number])}
+    return {**where, **kept, "negative": float((draws[:, 0, cut] < 0).double().mean())}
