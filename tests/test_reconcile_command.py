@@ -286,6 +286,7 @@ def test_certain_series_do_not_stop_the_others(run: Run) -> None:
         (lambda f: f.drop(columns=["region", "state"]).assign(unique_id="a"), (), "ids have up to 1 parts"),
         (lambda f: f, ("--models", "TFT"), "no model 'TFT'"),
         (lambda f: f, ("--upper", "capacity"), "'capacity' is not a number"),
+        (lambda f: f, ("--upper", "nan"), "'nan' is not a number"),
         (lambda f: f, ("--fixed", "plan"), "no column 'plan'"),
         (lambda f: f, ("--level", "101"), "level 101"),
         (lambda f: f[["state", "region", "ds"]], (), "no column of numbers"),
@@ -300,6 +301,15 @@ def test_refusals(
 ) -> None:
     assert run(change(long(normal())), "--keys", "state,region", *options)[0] == 2
     assert message in capsys.readouterr().err
+
+
+def test_differences_count_their_terms(run: Run, tmp_path: Path) -> None:
+    """A balance is moved as much as a total of as many series: weights 2, 1, 1."""
+    (tmp_path / "S.csv").write_text("unique_id,in,out\nnet,1,-1\nin,1,0\nout,0,1\n")
+    frame = pd.DataFrame({"unique_id": ["net", "in", "out"], "ds": 1, "M": [3.0, 10.0, 6.0]})
+    status, out, _ = run(frame, "--summing", str(tmp_path / "S.csv"))
+    assert status == 0
+    np.testing.assert_allclose(out["M"], [3.5, 9.75, 6.25], rtol=1e-12)
 
 
 def test_names_of_others_for_quantiles_and_sums(run: Run) -> None:

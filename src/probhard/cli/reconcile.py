@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -159,7 +160,10 @@ def summary(certificate: Certificate) -> str:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
+        if isnan(value):
+            raise ValueError
+        return value
     except ValueError as error:
         raise ParameterError(
             f"{text!r} is not a number, nor a column of the forecasts.",

@@ -52,7 +52,7 @@ class Hierarchy(LinearEquality):
         self._variables, self.bottoms, self.aggregates = nodes, bottoms, aggregates
         _check_summation(summation, self.names)
         held = np.asarray([self.index(node) for node in immutable], dtype=np.int64)
-        self.sizes = torch.from_numpy(np.asarray(summation.sum(1), dtype=np.float64).ravel())
+        self.sizes = torch.from_numpy(np.asarray(abs(summation).sum(1), dtype=np.float64).ravel())
         upper = sp.csr_array(summation[:aggregates])
         matrix = sp.csr_array(sp.hstack([sp.eye_array(aggregates, format="csr"), -upper]))
         self.summation, self.upper = summation, SparseMap(upper)

@@ -5,7 +5,7 @@ For each of H steps, with base forecasts f of n series and draws z of their law,
     mean: argmin over u of |u - f|_Q^2,      draw: argmin over u of |u - z|_Q^2,      u feasible:
 
 sums add up, and bounds and fixed nodes hold where there are any. ``Q^-1`` is ``diag(s^2)``, the series' own variances
-(oblique), ``I`` (orthogonal, MinT's ols) or ``diag(S 1)`` (structural, MinT's wls_struct). The laws of base forecasts
+(oblique), ``I`` (orthogonal, MinT's ols) or ``diag(|S| 1)`` (structural, MinT's wls_struct). The laws of base forecasts
 are those of ``given``; a node that is immutable keeps its own, clipped at its bounds.
 """
 
