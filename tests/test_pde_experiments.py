@@ -54,6 +54,15 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
     assert not list((tmp_path / "quick" / "pde-linear.work").glob("pme*"))  # checkpoints are removed
 
 
+def test_an_interval_of_the_mass_holds_in_training_or_afterwards(tmp_path: Path) -> None:
+    names = ["probhard-interval", "probhard-interval-tv"]
+    lines = run(tmp_path, "pde-linear", "--problems", "advection", "--methods", ",".join(names))
+    assert [line["method"] for line in lines] == names
+    for line in lines:
+        assert 1e-4 < line["ce_draws"] <= 0.5 / 99 + 1e-12  # half a cell
+        assert line["outside_bounds"] == line["infeasible"] == 0
+
+
 def test_tvd_keeps_profiles_and_draws_them(tmp_path: Path) -> None:
     lines = run(tmp_path, "tvd", "--methods", "base,probhard-tv")
     for line in lines:

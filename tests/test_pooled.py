@@ -169,7 +169,7 @@ def test_groups_of_long_profiles_are_optimal_in_exact_arithmetic():
         n = 60
         z, weight = generator.normal(size=n).cumsum(), generator.choice([1e-12, 1.0], size=n)
         amount = 10 ** generator.uniform(-2, 1) * generator.choice([1.0, 1e6, 1e11])
-        found = pooling.solve(2, z[None], weight[None], np.full(1, amount), -far, far, none, far)
+        found = pooling.solve(2, z[None], weight[None], np.full(1, amount), -far, far, none, far, far)
         edges = [int(e) for e in found[3][0]]
         scale = Fraction(weight.max())  # as the kernel scales them, so that roundings are the same
         q, z = [Fraction(weight.max() / w) for w in weight], [Fraction(x) for x in z]
@@ -420,7 +420,7 @@ def test_kernels_give_the_same_numbers_without_numba(monkeypatch):
     z, weight, row = generator.normal(size=(6, 9)), generator.uniform(0.1, 1, (6, 9)), generator.normal(size=(6, 9))
     amount, mass = np.full(6, 1.2), generator.normal(size=6)
     for kind, line in itertools.product(range(4), (np.empty((6, 0)), row)):
-        arguments = (kind, z, weight, amount, np.full(6, -0.7), np.full(6, 0.9), line, mass)
+        arguments = (kind, z, weight, amount, np.full(6, -0.7), np.full(6, 0.9), line, mass, mass + 0.2)
         for ours, theirs in zip(pooling.solve(*arguments), plain.solve(*arguments)):
             np.testing.assert_array_equal(ours, theirs)
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, trapezoid_weights
-from probhard.constraints.polyhedron import Monotone
+from probhard.constraints.polyhedron import LinearInequality, Monotone
 from probhard.constraints.slices import per_slice
-from probhard.errors import ParameterError, checking
+from probhard.errors import ParameterError, check_choice, checking
 from probhard.projectors.pooled import ATTAINED
 
 STRIDE = 5  # every fifth of the time points is kept, and never the last
@@ -142,14 +142,32 @@ class Problem(ABC):
         mass = self.mass(parameter)
         return Conservation(self.weights.to(mass.device), mass)
 
-    def physics(self, parameter: Tensor | float) -> Constraint:
-        """All that is known of a flattened field: mass, bounds and, where it holds, monotone slices."""
-        return per_slice(self.slice_physics(parameter), self.shape)
+    def physics(self, parameter: Tensor | float, mass: str = "trapezoid") -> Constraint:
+        """All that is known of a flattened field: mass, bounds and, where it holds, monotone slices.
 
-    def slice_physics(self, parameter: Tensor | float) -> Constraint:
+        Args:
+            parameter: (*batch,).
+            mass: ``"trapezoid"``, whose sum is to be the exact mass, as the paper has it: fields with a front miss that
+                by up to half a cell. ``"interval"`` asks of monotone slices only what is true of the exact field, whose
+                sum lies within ``dx / 2 (upper - lower)`` of the mass.
+        """
+        return per_slice(self.slice_physics(parameter, mass), self.shape)
+
+    def slice_physics(self, parameter: Tensor | float, mass: str = "trapezoid") -> Constraint:
         """The same with the slices as batch: for events of nx variables in a batch (*batch, nt)."""
-        known: Constraint = self.slice_constraint(parameter) & Box(*self.bounds(parameter))
+        check_choice("mass", mass, ("trapezoid", "interval"))
+        law = self.slice_constraint(parameter) if mass == "trapezoid" else self.slice_interval(parameter)
+        known = law & Box(*self.bounds(parameter))
         return known if self.monotone is None else known & Monotone(self.monotone)
+
+    def slice_interval(self, parameter: Tensor | float) -> LinearInequality:
+        """Where trapezoid sums of monotone slices with this mass and these bounds lie; of other slices, the mass."""
+        law = self.slice_constraint(parameter)
+        slack = torch.zeros_like(law.b)
+        if self.monotone is not None:
+            lower, upper = self.bounds(parameter)  # (*batch, nt, 1)
+            slack = (upper - lower) * self.length / (2 * (self.points - 1))
+        return LinearInequality(torch.stack([law.weights, -law.weights]), torch.cat([slack + law.b, slack - law.b], -1))
 
     def single_point(self, parameter: Tensor | float) -> Tensor:
         """Slices on which mass and bounds leave exactly one point, bool (*batch, nt)."""

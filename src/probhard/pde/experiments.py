@@ -34,6 +34,7 @@ from probhard.training import Schedule, fit
 TRAINING_DRAWS = 8  # where there is no closed form to train on
 VALIDATION_DRAWS = 20  # per field, where a choice is made
 VARIATIONS = (0.01, 0.1, 1.0, 10.0)  # weights of the total variation penalty to choose from, per unit of log density
+STEEP = 0.1  # the weight that the table of total variation chose
 KEYS = ("problem", "method", "score", "seed", "epochs")
 
 
@@ -51,9 +52,17 @@ def _variation(weight: float, problem: Problem, parameter: Tensor) -> Constraint
     return per_slice(TotalVariationPenalty(weight) & Box(0.0, 1.0), problem.shape)
 
 
+def _steep(mass: bool, problem: Problem, parameter: Tensor) -> Constraint:
+    known = Box(*problem.bounds(parameter)) & TotalVariationPenalty(STEEP)
+    return per_slice(problem.slice_interval(parameter) & known if mass else known, problem.shape)
+
+
 RULES: dict[str, Rule] = {
     "mass": lambda problem, parameter: problem.constraint(parameter),
     "physics": lambda problem, parameter: problem.physics(parameter),
+    "interval": lambda problem, parameter: problem.physics(parameter, "interval"),
+    "steep": partial(_steep, False),
+    "steep, interval": partial(_steep, True),
     "known": _known,
     "known, positive": lambda problem, parameter: _known(problem, parameter) & NonNegative(),
     "flux": _law,
@@ -71,11 +80,13 @@ class Row:
         method: How it is trained and what is done at inference.
         rule: A name in ``RULES``; with choices its beginning.
         choices: Penalties of the method, or weights in the rule, to choose from on the validation data.
+        after: The rule at inference, if it is another than in training.
     """
 
     method: Method
     rule: str = "mass"
     choices: Sequence[float] = ()
+    after: str | None = None
 
     def chosen(self) -> Iterator[tuple[float | None, Row]]:
         """Every choice and the row it gives, which has none left."""
@@ -95,7 +106,7 @@ class Row:
     @property
     def exact(self) -> bool:
         """Whether the closed-form marginals are those of the draws."""
-        return self.rule == "mass" or self.method.inference == Step()
+        return (self.after or self.rule) == "mass" or self.method.inference == Step()
 
 
 def _both(metric: str) -> Method:
@@ -139,10 +150,22 @@ LINEAR = Table(
         **{name: Row(METHODS[name]) for name in ("probhard-ob", "probhard-or")},
         "probhard-physics": Row(_drawn("oblique"), "physics"),
         "probhard-physics-or": Row(_drawn("orthogonal"), "physics"),
+        "probhard-interval": Row(_drawn("oblique"), "interval"),
+        "probhard-interval-tv": Row(_drawn("oblique"), "steep", after="steep, interval"),
         "probhard-physics-inf": Row(_after("oblique"), "physics"),
         "probhard-physics-inf-or": Row(_after("orthogonal"), "physics"),
     },
-    ("base", "probhard-or", "probhard-ob", "probhard-physics-or", "probhard-physics", "hardc", "softc"),
+    (
+        "base",
+        "probhard-or",
+        "probhard-ob",
+        "probhard-physics-or",
+        "probhard-physics",
+        "hardc",
+        "softc",
+        "probhard-interval",
+        "probhard-interval-tv",
+    ),
     {name: PROBLEMS[name] for name in ("advection", "stefan", "pme", "heat")},
 )
 NONLINEAR = Table(
@@ -257,7 +280,7 @@ class Job:
                 kept["validation_crps"], kept["choice"], model = min(found, key=lambda one: one[0])
             else:
                 one = next(one for value, one in row.chosen() if value == about.get("choice"))
-                model = self._model(one, exact, backbone)
+                model = self._model(one if one.after is None else replace(one, rule=one.after), exact, backbone)
             generator = torch.Generator().manual_seed(self.seed)
             figures = evaluate(model, exact, RULES[table.law], test, generator, min(self.draws, table.draws))
             figures["crps"] = figures["crps_marginals" if row.exact else "crps_draws"]

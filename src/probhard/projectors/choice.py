@@ -6,7 +6,7 @@
 | nonlinear equalities, with linear ones or without              | ``NonlinearProjector``   | SQP                   |
 | anything with a ConvexProgram                                  | ``ProgramProjector``     | cone solver, polished |
 | total variation diminishing, and bounds of the field           | ``DiminishingProjector`` | taut strings in time  |
-| one monotone or TV shape, bounds, one row per profile          | ``PooledProjector``      | pooling, taut string  |
+| one monotone or TV shape, bounds, a row each (also two-sided)  | ``PooledProjector``      | pooling, taut string  |
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
 | bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -85,12 +86,12 @@ def _only_ball(parts: Gathered) -> bool:
 
 def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjector | None:
     """The direct method, if there is one shape with bounds and rows that fit it."""
-    if len(parts.shapes) != 1 or parts.rows or not checking():
+    if len(parts.shapes) != 1 or (parts.rows and parts.linear is not None) or not checking():
         return None
     (shape,) = parts.shapes
     like = weight.variance.new_empty(0, dtype=torch.float64)
     bounds = _uniform(parts, shape.slices, like)
-    row = _one_row(parts, shape.slices, like)
+    row = _two_sided(parts, shape.slices, like) if parts.rows else _one_row(parts, shape.slices, like)
     if bounds is None or row is None:
         return None
     if options.validate:
@@ -100,7 +101,8 @@ def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjec
     else:
         kind = "tv-bound" if isinstance(shape, TotalVariation) else "tv-penalty"
         amount = shape.amounts(like)
-    return PooledProjector(kind, amount, *bounds, *row, weight, shape.slices)
+    a, mass, most = row
+    return PooledProjector(kind, amount, *bounds, a, mass, weight, shape.slices, most)
 
 
 def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
@@ -116,10 +118,25 @@ def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None,
     return found[0], found[1]
 
 
-def _one_row(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+Row = tuple[Tensor | None, Tensor | None, Tensor | None]  # coefficients, mass, and largest mass if that is another
+
+
+def _two_sided(parts: Gathered, slices: int, like: Tensor) -> Row | None:
+    """The row a of each profile with ``a . u <= d`` and ``-a . u <= e``; None if the rows are of another kind."""
+    matrix = parts.rows[0].rows.matrix
+    if len(parts.rows) > 1 or matrix is None or matrix.shape[0] != 2 * slices:
+        return None
+    first = matrix[:1, : matrix.shape[1] // slices]
+    if (matrix != sp.kron(sp.eye_array(slices), sp.vstack([first, -first]))).nnz:
+        return None
+    most, least = parts.rows[0].d.to(like).unflatten(-1, (slices, 2)).unbind(-1)
+    return torch.from_numpy(first.toarray()[0]).to(like), -least, most
+
+
+def _one_row(parts: Gathered, slices: int, like: Tensor) -> Row | None:
     """The row of each profile and its mass (*batch, slices); None if the rows are of another kind."""
     if parts.linear is None:
-        return None, None
+        return None, None, None
     system = parts.linear.system
     core = system.core
     plain = system.pins is None and system.held is None and system.transform is None and system.kept is None
@@ -132,7 +149,7 @@ def _one_row(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None,
         if bool((row != row[:1]).any()):
             return None
         row = row[0]
-    return row, parts.linear.b.to(like)
+    return row, parts.linear.b.to(like), None
 
 
 def _diminishing(parts: Gathered, weight: Covariance) -> DiminishingProjector:

@@ -157,24 +157,25 @@ def project_points(
     upper: Tensor | None = None,
     mass: Tensor | None = None,
     row: Tensor | None = None,  # (*lead, nx)
+    most: Tensor | None = None,  # (*lead,)
 ) -> tuple[Tensor, Pooling, Tensor]:
     """Projected profiles with their gradients, their tangent, and residual and gap (*lead, 2) of the row.
 
     All arguments broadcast with z. The values are the kernels', feasible to rounding; the gradients are those of the
     closed form on the groups that were found.
     """
-    numbers = (amount, lower, upper, mass)
+    numbers = (amount, lower, upper, mass, mass if most is None else most)
     vectors = (z, weight) if row is None else (z, weight, row)
     lead = broadcast(*[x.shape[:-1] for x in vectors], *[x.shape for x in numbers if x is not None])
     top = weight.detach().amax(-1, keepdim=True)
     weight = torch.where(top > 0, torch.maximum(weight, SMALLEST * top), 1.0)
     line = z.new_empty(*z.shape[:-1], 0) if row is None else row
     points, weights, lines = (_numpy(x, lead, x.shape[-1]) for x in (z, weight, line))
-    ends = zip(numbers, (0.0, -torch.inf, torch.inf, 0.0))
-    limits, lows, highs, masses = (_numpy(z.new_tensor(end) if x is None else x, lead) for x, end in ends)
+    ends = zip(numbers, (0.0, -torch.inf, torch.inf, 0.0, 0.0))
+    limits, lows, highs, *masses = (_numpy(z.new_tensor(end) if x is None else x, lead) for x, end in ends)
     from probhard.solvers import pooling  # it loads numba, which only these shapes need
 
-    found = pooling.solve(SHAPES.index(shape), points, weights, limits, lows, highs, lines, masses)
+    found = pooling.solve(SHAPES.index(shape), points, weights, limits, lows, highs, lines, *masses)
     tensors = [torch.from_numpy(x).to(z.device) for x in found]
     value, first, side, edge, binds, residual = (x.reshape(*lead, x.shape[-1]) for x in tensors)
     rows: list[tuple[Tensor | None, Tensor]] = [] if row is None else [(row, binds[..., :1])]
@@ -183,7 +184,9 @@ def project_points(
     pooled = Pooling(weight.expand(value.shape), first, side, edge, rows)
     inputs = [x for x in (z, weight, row, *numbers) if x is not None]
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[1:]):
-        near = _closed_form(shape, pooled, z, *numbers)
+        if mass is not None and most is not None and row is not None:  # the end at which the row binds, if it does
+            mass = torch.where(2 * (row * value).sum(-1) > mass + most, most, mass)
+        near = _closed_form(shape, pooled, z, amount, lower, upper, mass)
         value = value + (near - near.detach())
     elif torch.is_grad_enabled() and z.requires_grad:
         value = cast(Tensor, Attached.apply(z.expand(value.shape), value, pooled))
@@ -236,6 +239,7 @@ class PooledProjector(Projector):
         mass: Right-hand side of the row, or None.
         weight: Metric weight over (*batch, n), ``n = slices nx``.
         slices: Number of profiles in a point.
+        most: None, or the row asks for ``mass <= a . u <= most``.
     """
 
     moments_from = "monte-carlo"
@@ -250,6 +254,7 @@ class PooledProjector(Projector):
         mass: Tensor | None,
         weight: Diagonal,
         slices: int = 1,
+        most: Tensor | None = None,
     ) -> None:
         check_choice("shape", shape, SHAPES)
         if (amount is None and shape.startswith("tv")) or (row is None) != (mass is None):
@@ -265,15 +270,15 @@ class PooledProjector(Projector):
                 "Pass the number of slices that the field has.",
             )
         self.shape, self.slices, self.weight = shape, slices, weight
-        double = [None if x is None else x.to(torch.float64) for x in (amount, lower, upper, mass, row)]
-        self.amount, self.lower, self.upper, self.mass, self.row = double
+        double = [None if x is None else x.to(torch.float64) for x in (amount, lower, upper, mass, most, row)]
+        self.amount, self.lower, self.upper, self.mass, self.most, self.row = double
         if self.row is not None and self.row.dim() > 1:
             self.row = self.row.unsqueeze(-2)
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         points, weight = (x.to(torch.float64).unflatten(-1, (self.slices, -1)) for x in (z, self.weight.variance))
         numbers = (self.amount, self.lower, self.upper, self.mass)
-        value, pooled, residual = project_points(self.shape, points, weight, *numbers, self.row)
+        value, pooled, residual = project_points(self.shape, points, weight, *numbers, self.row, self.most)
         stats = stats_of(value, residual, z.dtype)
         return Solution(rounded(value, z.dtype, self.lower, self.upper).flatten(-2), PooledTangent(pooled), stats)
 

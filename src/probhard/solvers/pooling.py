@@ -3,12 +3,13 @@
 Per profile of n points, with ``W = diag(w)``, ``q = 1/w`` and ``TV(u) = sum |u_{i+1} - u_i|``,
 
     min 1/2 sum q_i (u_i - z_i)^2 + weight TV(u)   or subject to  u increasing,   or  TV(u) <= amount,
-    subject to  lower <= u <= upper,  a . u = mass.
+    subject to  lower <= u <= upper,  least <= a . u <= most.
 
-With bounds that are uniform along the profile, clipping the unbounded solution is exact. The row adds a dual r that
-shifts z to ``z - r w a``, and a bound on TV is a penalty whose weight is found: ``a . u`` and ``TV(u)`` fall piecewise
-linearly in r and in the weight, so that Newton's method in a bracket ends on the right piece. On it, runs of equal
-values ("groups", with sums Q of q, A of a, and s of the signs of their jumps) have
+A row that holds without being asked for is left out; else it binds at the end that it is beyond, called mass. With
+bounds that are uniform along the profile, clipping the unbounded solution is exact. The row adds a dual r that shifts z
+to ``z - r w a``, and a bound on TV is a penalty whose weight is found: ``a . u`` and ``TV(u)`` fall piecewise linearly
+in r and in the weight, so that Newton's method in a bracket ends on the right piece. On it, runs of equal values
+("groups", with sums Q of q, A of a, and s of the signs of their jumps) have
 ``u_g = (sum q z - r A - weight s) / Q`` or lie on a bound.
 
 ``profiles`` has the two shapes without bounds, ``capacity`` the masses that can be attained.
@@ -242,11 +243,12 @@ def solve(
     lower: Array,
     upper: Array,
     a: Array,  # (profiles, n), or (profiles, 0) without a row
-    mass: Array,
+    least: Array,
+    most: Array,
 ) -> tuple[Array, NDArray[np.int64], NDArray[np.int8], NDArray[np.int8], NDArray[np.bool_], Array]:
     """Values, first points of their groups, sides, edges, which of row and TV bind, residual and gap.
 
-    The residual is that of the row, relative to its terms; the gap is the part of it that no profile can close.
+    The residual is that of a row that binds, relative to its terms; the gap is the part that no profile can close.
     """
     profiles, n = z.shape
     value, first = np.empty((profiles, n)), np.empty((profiles, n), np.int64)
@@ -255,6 +257,7 @@ def solve(
     data, atoms, work, spare = np.zeros((4, n)), np.empty((4, n)), np.empty((15, 2 * n + 2)), np.empty((15, 2 * n + 2))
     turn, simple, row = -1.0 if kind == DECREASING else 1.0, INCREASING if kind == DECREASING else kind, a.shape[1] > 0
     for p in range(profiles):
+        mass, tight = least[p], row
         low, high = (lower[p], upper[p]) if turn > 0.0 else (-upper[p], -lower[p])
         heaviest, steepest, size, height = 0.0, 0.0, 0.0, 0.0
         for i in range(n):
@@ -270,7 +273,14 @@ def solve(
             for i in range(n):
                 data[A, i] = a[p, i] / steepest
                 size += abs(data[A, i])
-            target = attainable((simple, n, limit, low, high, turn * mass[p] / steepest, size), data)
+        if row and most[p] > mass:
+            count, _ = _balance((simple, n, limit, low, high, 0.0, 0.0), data, work)
+            alone = turn * steepest * _sums(work, count)[0]
+            tight = not mass <= alone <= most[p]
+            mass = most[p] if alone > most[p] else mass
+        size = size if tight else 0.0
+        if tight:
+            target = attainable((simple, n, limit, low, high, turn * mass / steepest, size), data)
         problem = (simple, n, limit, low, high, target, size)
         count, active = _balance(problem, data, work)
         if row or kind == BOUND:
@@ -279,22 +289,22 @@ def solve(
             if kind == BOUND:
                 _contract(limit, work, count)
             _, _, _, _, shares, mixed, signs = _sums(work, count)
-            binds[p, 0], binds[p, 1] = shares > 0.0, active and signs > 0.0
+            binds[p, 0], binds[p, 1] = tight and shares > 0.0, active and signs > 0.0
             if binds[p, 0] and binds[p, 1] and shares * signs - mixed**2 <= 1e-12 * shares * signs:
                 binds[p, 1] = False
-        least, excess, magnitude = low, -mass[p], abs(mass[p]) + 1e-8 * size * steepest * height
+        floor, excess, magnitude = low, -mass, abs(mass) + 1e-8 * size * steepest * height
         for g in range(count):
-            u = min(max(work[VALUE, g], least), high)
-            least = u if simple == INCREASING else low
+            u = min(max(work[VALUE, g], floor), high)
+            floor = u if simple == INCREASING else low
             for i in range(int(work[START, g]), int(work[START, g + 1])):
                 value[p, i], first[p, i] = turn * u, int(work[START, g])
                 side[p, i], edge[p, i] = int(turn * work[SIDE, g]), int(turn * work[EDGE, i])
                 if row:
                     excess += a[p, i] * value[p, i]
                     magnitude += abs(a[p, i] * value[p, i])
-        if row and excess != 0.0:
+        if tight and excess != 0.0:
             residual[p, 0], residual[p, 1] = (
                 abs(excess) / magnitude,
-                abs(mass[p] - turn * target * steepest) / magnitude,
+                abs(mass - turn * target * steepest) / magnitude,
             )
     return value, first, side, edge, binds, residual
