@@ -51,9 +51,9 @@ Every law is the exact one; the paper's laws of Stefan and advection ignore that
 - probhard-physics, -or: mass, bounds and monotony at once, trained on projected draws, which have a CRPS but no
   likelihood; -inf: at inference only.
 - probhard-interval: the same, but the trapezoid sum only has to be as near to the mass as that of a monotone field
-  with this mass is, within half a cell. Exact fields obey it; CE is bounded by it instead of 0. -tv: trained with bounds
-  and a penalty of total variation alone, which leaves the network to learn where the front is; the interval comes at
-  inference.
+  with this mass is, within half a cell. Exact fields obey it; CE is bounded by it instead of 0. -tv: trained with
+  bounds and a penalty of total variation alone, which leaves the network to learn where the front is; the interval
+  comes at inference.
 - MSE where free: without the slices on which mass and bounds leave a single field.
 - The nearest field that obeys physics misses the exact one, since that misses the trapezoid law: Stefan's by
   u(0, 0) = 1 alone, where law and bounds ask for 0. On the whole grid no method that obeys can do better, so on
