@@ -136,6 +136,16 @@ def test_known_values_that_differ_between_slices() -> None:
     assert torch.equal(value[1:], z[1:])
 
 
+def test_a_mass_may_be_known_within_something() -> None:
+    spec = {"constraints": [{"conservation": {"mass": "total", "within": 0.01}}, "nonnegative"]}
+    found = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
+    z = torch.tensor([[0.5], [2.005], [7.0]], dtype=torch.float64).expand(3, NX)
+    value = ph.DPPL("orthogonal").project(z, found).value
+    sums = torch.tensor([0.99, 2.005, 3.01], dtype=torch.float64)
+    torch.testing.assert_close(value @ WEIGHTS, sums, rtol=1e-12, atol=0)
+    torch.testing.assert_close(value[1], z[1], rtol=1e-14, atol=0)  # inside already
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -145,6 +155,7 @@ def test_known_values_that_differ_between_slices() -> None:
         ([{"conservation": {"mass": "totl"}}], "mass is 'totl'.* Did you mean 'total'"),
         ([{"conservation": {"mass": None}}], "mass is None"),
         ([{"conservation": {"mass": "A"}}], r"mass has shape \(2, 5\), the fields need \(3,\)"),
+        ([{"conservation": {"mass": "total", "within": -0.1}}], "within is -0.1"),
         ([{"linear_equality": {"matrix": "b"}}], r"matrix has shape \(3, 2\)"),
         ([{"box": {"lower": "b"}}], r"lower has shape \(3, 2\), the fields need \(3, 5\)"),
         ([{"total_variation": 2.0}], r"Write '- total_variation: \{bound, axis\}'"),

@@ -256,9 +256,21 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.tensor(array, dtype=torch.float64)
 
 
-def _conservation(data: Data, mass: Any, weights: Any = None) -> Constraint:
+def _conservation(data: Data, mass: Any, weights: Any = None, within: Any = None) -> Constraint:
     row = data.shared(("weights", str(weights)), lambda: data.weights(weights))
-    return library.Conservation(row, data.each("mass", mass))
+    total = data.each("mass", mass)
+    if within is None:
+        return library.Conservation(row, total)
+    slack = data.each("within", within)
+    if not bool((slack >= 0).all()):
+        raise ParameterError(
+            f"within is {float(slack.min()):g}.",
+            "It says how far the sum may be from the mass.",
+            "Use numbers that are not negative.",
+        )
+    sides = data.shared(("two-sided", str(weights)), lambda: torch.stack([row, -row]))
+    ends = torch.broadcast_tensors(total + slack, slack - total)
+    return library.LinearInequality(sides, torch.stack(ends, -1))
 
 
 def _linear_equality(data: Data, matrix: Any, value: Any = 0.0) -> Constraint:
