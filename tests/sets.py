@@ -225,6 +225,7 @@ GENERAL, GENERAL_RIGHT = randn(20, 12), rand(20)
 BATCHED, BATCHED_RIGHT = randn(BATCH, 5, 8), rand(BATCH, 5)
 GRID, MASSES, SLICE_MASSES = rand(7), tensor([1.0, 2.0, 3.0]), tensor([0.5, 1.0, 1.5, 0.9])
 SIGNED = randn(7)
+SIDES, SIDES_RIGHT = torch.stack([GRID, -GRID]), tensor([1.9, -1.3])
 TREE, DEEP, CROSSED, BELOW = binary_tree(2), binary_tree(3), crossed(4, 3), rand(8) - 0.1
 FEW, MANY = randn(3, 8), randn(6, 8)
 PINS, PINNED = torch.eye(6, dtype=torch.float64)[[0, 5]], tensor([0.3, 0.1])
@@ -300,6 +301,14 @@ SETS: dict[str, Set] = {
             ph.Monotone("decreasing") & ph.Conservation(GRID[:5], SLICE_MASSES) & ph.Box(0.0, 1.0), (4, 5)
         ),
         20, 0.0, 1.0, by_slice(GRID[:5], 4), SLICE_MASSES, differences(20, 4),
+    ),
+    "decreasing with mass between": Set(
+        lambda: ph.Monotone("decreasing") & ph.LinearInequality(SIDES, SIDES_RIGHT) & ph.Box(0.0, 1.0),
+        7, 0.0, 1.0, G=np.vstack([SIDES, differences(7)]), d=torch.cat([SIDES_RIGHT, torch.zeros(6)]).double(),
+    ),
+    "variation with mass between in a box": Set(
+        lambda: ph.TotalVariation(0.8) & ph.LinearInequality(SIDES, SIDES_RIGHT) & ph.Box(0.0, 1.0),
+        7, 0.0, 1.0, G=SIDES, d=SIDES_RIGHT, **tv_bound(0.8),
     ),
     "variation": Set(lambda: ph.TotalVariation(1.5), 8, **tv_bound(1.5)),
     "variation in a box": Set(
