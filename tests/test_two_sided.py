@@ -127,6 +127,20 @@ def test_ends_out_of_reach_are_flagged():
     assert not bool(solution.stats.converged.any())
 
 
+def test_ends_in_the_wrong_order_are_flagged_and_infinite_ones_are_none():
+    a, _ = problem("increasing")
+    z, weight = points(5)
+    for most, least, expected in ((0.3, 0.4, False), (torch.inf, -torch.inf, True), (torch.inf, 0.4, True)):
+        band = LinearInequality(torch.stack([a, -a]), torch.tensor([most, -least]))
+        solution = projector_of(Monotone() & band, z, Diagonal(weight), Options()).solve(z)
+        assert bool((solution.stats.converged == expected).all())
+        assert bool(solution.value.isfinite().all())
+        assert not expected or bool((solution.value @ a >= least - 1e-14).all())
+    free = projector_of(Monotone(), z, Diagonal(weight), Options()).solve(z).value
+    band = LinearInequality(torch.stack([a, -a]), torch.tensor([torch.inf, torch.inf]))
+    assert torch.equal(projector_of(Monotone() & band, z, Diagonal(weight), Options()).solve(z).value, free)
+
+
 @pytest.mark.parametrize("name", ["advection", "stefan", "pme"])
 def test_exact_fields_obey_the_interval_of_their_mass(name):
     exact = PROBLEMS[name](dtype=torch.float64)

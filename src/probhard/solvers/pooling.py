@@ -307,4 +307,6 @@ def solve(
                 abs(excess) / magnitude,
                 abs(mass - turn * target * steepest) / magnitude,
             )
+        if row and most[p] < least[p]:  # no profile is between
+            residual[p, 0] = residual[p, 1] = max(residual[p, 0], (least[p] - most[p]) / magnitude)
     return value, first, side, edge, binds, residual
