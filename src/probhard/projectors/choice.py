@@ -31,7 +31,7 @@ from probhard.projectors.ball import BallProjector
 from probhard.projectors.base import Options, Projector
 from probhard.projectors.coupled import CoupledProjector
 from probhard.projectors.curved import CurvedProjector
-from probhard.projectors.diagnosis import check_capacity
+from probhard.projectors.diagnosis import check_capacity, check_sides
 from probhard.projectors.diminishing import DiminishingProjector
 from probhard.projectors.faces import FaceProjector
 from probhard.projectors.gathered import Gathered, gather
@@ -94,14 +94,16 @@ def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjec
     row = _two_sided(parts, shape.slices, like) if parts.rows else _one_row(parts, shape.slices, like)
     if bounds is None or row is None:
         return None
+    a, mass, most = row
     if options.validate:
         check_capacity(parts, like)
+        if mass is not None and most is not None:
+            check_sides(mass.detach(), most.detach())
     if isinstance(shape, Monotone):
         kind, amount = shape.direction, None
     else:
         kind = "tv-bound" if isinstance(shape, TotalVariation) else "tv-penalty"
         amount = shape.amounts(like)
-    a, mass, most = row
     return PooledProjector(kind, amount, *bounds, a, mass, weight, shape.slices, most)
 
 

@@ -43,6 +43,21 @@ def check_capacity(parts: Gathered, like: Tensor) -> None:
         )
 
 
+def check_sides(least: Tensor, most: Tensor) -> None:
+    """Raise where a row is to be at least more than it may be at most; eager mode only."""
+    gap = least - most
+    bad = gap > 1e-12 * (least.abs() + most.abs())
+    if checking() and bool(bad.any()):
+        at = tuple(int(i) for i in bad.nonzero()[0])
+        where = f" in batch element {at[:-1]}" if len(at) > 1 else ""
+        low, high = float(least[at]), float(most[at])
+        raise InfeasibleError(
+            f"Profile {at[-1]}{where}: a sum is to be at least {low:.8g} and at most {high:.8g}.",
+            "No point satisfies both: the set is empty.",
+            "Correct the right-hand sides of the inequality.",
+        )
+
+
 def _range(rows: SparseMap | DenseMap | Structure, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and largest value of each row over the bounds, (*batch, q)."""
     if isinstance(rows, SparseMap):
