@@ -39,9 +39,8 @@ def problem(name, slices=1):
 
 def points(count, slices=1):
     generator = torch.Generator().manual_seed(1)
-    return 1.5 * torch.randn(count, slices * NX, generator=generator), torch.rand(
-        slices * NX, generator=generator
-    ) + 0.2
+    z = 1.5 * torch.randn(count, slices * NX, generator=generator)
+    return z, torch.rand(slices * NX, generator=generator) + 0.2
 
 
 def oracle(name, z, weight, a):
@@ -94,7 +93,7 @@ def test_gradients_of_the_ends():
     z, weight = points(6)
 
     def value(least, most):
-        band = LinearInequality(torch.stack([a, -a]), torch.stack([most, -least], -1))
+        band = LinearInequality.between(a, least, most)
         return projector_of(Monotone() & band, z, Diagonal(weight), Options()).solve(z).value
 
     ends = [torch.full((6,), end, requires_grad=True) for end in (LEAST, MOST)]

@@ -268,9 +268,7 @@ def _conservation(data: Data, mass: Any, weights: Any = None, within: Any = None
             "It says how far the sum may be from the mass.",
             "Use numbers that are not negative.",
         )
-    sides = data.shared(("two-sided", str(weights)), lambda: torch.stack([row, -row]))
-    ends = torch.broadcast_tensors(total + slack, slack - total)
-    return library.LinearInequality(sides, torch.stack(ends, -1))
+    return library.LinearInequality.between(row, total - slack, total + slack)
 
 
 def _linear_equality(data: Data, matrix: Any, value: Any = 0.0) -> Constraint:

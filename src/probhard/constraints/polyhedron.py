@@ -84,6 +84,13 @@ class LinearInequality(Constraint):
         constraint._set(rows, d)
         return constraint
 
+    @classmethod
+    def between(cls, weights: Tensor, least: Tensor, most: Tensor) -> LinearInequality:
+        """``least <= weights . u <= most`` for weights (n,) and ends (*batch,)."""
+        build = lambda: _rows_of(torch.stack([weights, -weights]))  # noqa: E731
+        rows = build() if weights.requires_grad else remembered(weights, "two-sided", build)
+        return cls.from_rows(rows, torch.stack(torch.broadcast_tensors(most, -least), -1))
+
     @property
     def variables(self) -> int:
         return self.rows.map.variables

@@ -162,12 +162,12 @@ class Problem(ABC):
 
     def slice_interval(self, parameter: Tensor | float) -> LinearInequality:
         """Where trapezoid sums of monotone slices with this mass and these bounds lie; of other slices, the mass."""
-        law = self.slice_constraint(parameter)
-        slack = torch.zeros_like(law.b)
+        mass = self.mass(parameter)
+        slack = torch.zeros_like(mass)
         if self.monotone is not None:
             lower, upper = self.bounds(parameter)  # (*batch, nt, 1)
-            slack = (upper - lower) * self.length / (2 * (self.points - 1))
-        return LinearInequality(torch.stack([law.weights, -law.weights]), torch.cat([slack + law.b, slack - law.b], -1))
+            slack = (upper - lower).squeeze(-1) * self.length / (2 * (self.points - 1))
+        return LinearInequality.between(self.weights.to(mass.device), mass - slack, mass + slack)
 
     def single_point(self, parameter: Tensor | float) -> Tensor:
         """Slices on which mass and bounds leave exactly one point, bool (*batch, nt)."""

@@ -257,7 +257,7 @@ def solve(
     data, atoms, work, spare = np.zeros((4, n)), np.empty((4, n)), np.empty((15, 2 * n + 2)), np.empty((15, 2 * n + 2))
     turn, simple, row = -1.0 if kind == DECREASING else 1.0, INCREASING if kind == DECREASING else kind, a.shape[1] > 0
     for p in range(profiles):
-        mass, tight = least[p], row
+        mass, tight, count, active = least[p], row, 0, False
         low, high = (lower[p], upper[p]) if turn > 0.0 else (-upper[p], -lower[p])
         heaviest, steepest, size, height = 0.0, 0.0, 0.0, 0.0
         for i in range(n):
@@ -274,7 +274,7 @@ def solve(
                 data[A, i] = a[p, i] / steepest
                 size += abs(data[A, i])
         if row and most[p] > mass:
-            count, _ = _balance((simple, n, limit, low, high, 0.0, 0.0), data, work)
+            count, active = _balance((simple, n, limit, low, high, 0.0, 0.0), data, work)
             alone = turn * steepest * _sums(work, count)[0]
             tight = not mass <= alone <= most[p]
             mass = most[p] if alone > most[p] else mass
@@ -282,7 +282,8 @@ def solve(
         if tight:
             target = attainable((simple, n, limit, low, high, turn * mass / steepest, size), data)
         problem = (simple, n, limit, low, high, target, size)
-        count, active = _balance(problem, data, work)
+        if tight or not row:
+            count, active = _balance(problem, data, work)
         if row or kind == BOUND:
             for _ in range(3):
                 _refine(problem, work, count, active, atoms, spare)
