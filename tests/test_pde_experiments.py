@@ -54,8 +54,8 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
     assert not list((tmp_path / "quick" / "pde-linear.work").glob("pme*"))  # checkpoints are removed
 
 
-def test_an_interval_of_the_mass_holds_in_training_or_afterwards(tmp_path: Path) -> None:
-    names = ["probhard-interval", "probhard-interval-tv"]
+def test_sums_that_exact_fronts_have_hold_in_training_or_afterwards(tmp_path: Path) -> None:
+    names = ["probhard-jump", "probhard-interval", "probhard-interval-tv"]
     lines = run(tmp_path, "pde-linear", "--problems", "advection", "--methods", ",".join(names))
     assert [line["method"] for line in lines] == names
     for line in lines:

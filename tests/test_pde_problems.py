@@ -178,6 +178,46 @@ def test_trapezoid_gap_of_the_exact_field(name: str, expected: float, tolerance:
         assert abs(float(late.abs().sum(-1).mean()) - 37.6e-3) < 5e-4
 
 
+@pytest.mark.parametrize(("name", "p"), [case for case in CASES if case[0] in ("stefan", "advection", "burgers")])
+def test_jumps_are_where_the_solution_falls(name: str, p: float) -> None:
+    problem = PROBLEMS[name](dtype=torch.float64)
+    places, falls = problem.jump(p)
+    step = 1e-9
+    for t, place, fall in zip(problem.times.tolist()[1:], places.tolist()[1:], falls.tolist()[1:]):
+        before, behind = (float(SOLUTIONS[name](t, x, p)) for x in (place - step, place + step))
+        assert abs(before - behind - fall) < 1e-6
+    assert (float(falls.max()) > 0) == ((name, p) != ("burgers", 0.5))  # which does not break before t = 1
+    assert float(falls[0]) == {"burgers": 0.0}.get(name, 1.0)
+
+
+@pytest.mark.parametrize(("name", "coarse"), [("advection", 1e-15), ("stefan", 3e-5), ("heat", 1e-15)])
+def test_sum_of_a_jump_is_true_of_the_exact_field(name: str, coarse: float) -> None:
+    """The trapezoid sum misses the mass by half a cell; corrected for the jump, by the square of one."""
+    worst = []
+    for points in (100, 397):
+        problem = PROBLEMS[name](dtype=torch.float64, points=points)
+        p = problem.parameters(200, torch.Generator().manual_seed(0))
+        field = problem.solution(p)
+        if name != "heat":
+            assert float(problem.slice_constraint(p).violation(field).max()) > 0.45 / points
+        worst.append(float(problem.slice_jump(p).violation(field).max()))
+    assert worst[0] < coarse
+    assert worst[1] < max(worst[0] / 12, 1e-15)
+    flat = problem.physics(p, "jump").violation(field.flatten(-2))
+    assert float(flat.max()) <= max(worst[1], 1e-14)
+
+
+def test_a_jump_on_a_grid_of_ones_own() -> None:
+    grid = torch.tensor([0.0, 0.1, 0.4, 0.5, 1.0], dtype=torch.float64)
+    places = torch.tensor([0.0, 0.03, 0.1, 0.37, 0.7, 1.0, -0.2, 1.3], dtype=torch.float64)
+    fields = torch.where(grid <= places[:, None], 3.0, 1.0)
+    integrals = 1 + 2 * places.clamp(0, 1)
+    integrals[-1] = 3.0
+    law = ph.Conservation.trapezoid(grid, integrals, jump=(places, 2.0))
+    assert float(law.violation(fields).max()) < 1e-15
+    assert float(ph.Conservation.trapezoid(grid, integrals).violation(fields)[:5].min()) > 0.03
+
+
 def test_laws_of_the_paper_differ_once_the_front_has_left() -> None:
     exact, paper = Stefan(dtype=torch.float64), Stefan(dtype=torch.float64, law="paper")
     u = exact.parameters(300, torch.Generator().manual_seed(0))

@@ -1,7 +1,10 @@
 """Conservation of an integral: ``sum_i weights_i u_i = mass``, of one profile; ``per_slice`` lifts it to a field.
 
 With trapezoid weights it is the discrete integral of a conservation law (paper, section "Enforcing Conservation Laws
-in PDEs"); the right-hand side comes from the caller. Fields flatten time-major, n = nt * nx.
+in PDEs"); the right-hand side comes from the caller. Fields flatten time-major, n = nt * nx. Across a jump the rule is
+of first order only: it takes a fall at s for one in the middle of its cell, so that fields with this mass have the sum
+
+    sum_i weights_i u_i = mass + fall * (middle - s).
 """
 
 from __future__ import annotations
@@ -36,6 +39,19 @@ def trapezoid_weights(grid: Tensor) -> Tensor:
     return torch.cat([half[:1], half[1:] + half[:-1], half[-1:]])
 
 
+def jump_excess(grid: Tensor, place: Tensor, fall: Tensor) -> Tensor:
+    """By how much the trapezoid sum of a profile that falls at a place exceeds its integral, (*batch,); 0 off the grid.
+
+    Args:
+        grid: Increasing points, (n,); a point at the jump has the value before it.
+        place: Where the jump is, (*batch,).
+        fall: The value before the jump less that behind it, (*batch,).
+    """
+    last = torch.searchsorted(grid, place.contiguous(), right=True) - 1  # the last point up to the jump
+    cell = last.clamp(0, len(grid) - 2)
+    return torch.where(last == cell, fall * ((grid[cell] + grid[cell + 1]) / 2 - place), 0.0)
+
+
 class Conservation(LinearEquality):
     """One row, ``weights . u = mass``.
 
@@ -59,9 +75,13 @@ class Conservation(LinearEquality):
         self._set(conservation_blocks(weights, 1), right.unsqueeze(-1))
 
     @classmethod
-    def trapezoid(cls, grid: Tensor, mass: Any) -> Conservation:
-        """The integral over a grid by the trapezoid rule."""
-        return cls(trapezoid_weights(grid), mass)
+    def trapezoid(cls, grid: Tensor, mass: Any, jump: tuple[Any, Any] | None = None) -> Conservation:
+        """The integral over a grid by the trapezoid rule; a jump is given by the arguments of ``jump_excess``."""
+        weights = trapezoid_weights(grid)
+        if jump is not None:
+            place, fall = (torch.as_tensor(part, dtype=weights.dtype) for part in jump)
+            mass = torch.as_tensor(mass, dtype=weights.dtype) + jump_excess(grid, place, fall)
+        return cls(weights, mass)
 
 
 def conservation_blocks(weights: Tensor, rows: int) -> LinearSystem:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
-from probhard.constraints.conservation import Conservation, trapezoid_weights
+from probhard.constraints.conservation import Conservation, jump_excess, trapezoid_weights
 from probhard.constraints.polyhedron import LinearInequality, Monotone
 from probhard.constraints.slices import per_slice
 from probhard.errors import ParameterError, check_choice, checking
@@ -116,6 +116,11 @@ class Problem(ABC):
         free = torch.full_like(value * time, torch.inf)
         return -free, free
 
+    def jump(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Where every slice jumps and by how much it falls there, (*batch, nt) each; a fall of 0 where it does not."""
+        none = torch.zeros_like(self.mass(parameter))
+        return none, none
+
     def parameters(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Parameters (count,) drawn uniformly from their range."""
         if count < 1:
@@ -148,16 +153,17 @@ class Problem(ABC):
         Args:
             parameter: (*batch,).
             mass: ``"trapezoid"``, whose sum is to be the exact mass, as the paper has it: fields with a front miss that
-                by up to half a cell. ``"interval"`` asks of monotone slices only what is true of the exact field, whose
-                sum lies within ``dx / 2 (upper - lower)`` of the mass.
+                by up to half a cell. Two are true of the exact field: ``"interval"`` asks of monotone slices only that
+                the sum be within ``dx / 2 (upper - lower)`` of the mass, ``"jump"`` for the sum that a jump at this
+                place gives.
         """
         return per_slice(self.slice_physics(parameter, mass), self.shape)
 
     def slice_physics(self, parameter: Tensor | float, mass: str = "trapezoid") -> Constraint:
         """The same with the slices as batch: for events of nx variables in a batch (*batch, nt)."""
-        check_choice("mass", mass, ("trapezoid", "interval"))
-        law = self.slice_constraint(parameter) if mass == "trapezoid" else self.slice_interval(parameter)
-        known = law & Box(*self.bounds(parameter))
+        laws = {"trapezoid": self.slice_constraint, "interval": self.slice_interval, "jump": self.slice_jump}
+        check_choice("mass", mass, tuple(laws))
+        known = laws[mass](parameter) & Box(*self.bounds(parameter))
         return known if self.monotone is None else known & Monotone(self.monotone)
 
     def slice_interval(self, parameter: Tensor | float) -> LinearInequality:
@@ -168,6 +174,12 @@ class Problem(ABC):
             lower, upper = self.bounds(parameter)  # (*batch, nt, 1)
             slack = (upper - lower).squeeze(-1) * self.length / (2 * (self.points - 1))
         return LinearInequality.between(self.weights.to(mass.device), mass - slack, mass + slack)
+
+    def slice_jump(self, parameter: Tensor | float) -> Conservation:
+        """Trapezoid sum = exact mass + what the rule adds at a jump, which exact fields obey to second order."""
+        mass = self.mass(parameter)
+        excess = jump_excess(self.grid.to(mass.device), *self.jump(parameter))
+        return Conservation(self.weights.to(mass.device), mass + excess)
 
     def single_point(self, parameter: Tensor | float) -> Tensor:
         """Slices on which mass and bounds leave exactly one point, bool (*batch, nt)."""

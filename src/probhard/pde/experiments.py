@@ -34,6 +34,7 @@ from probhard.training import Schedule, fit
 TRAINING_DRAWS = 8  # where there is no closed form to train on
 VALIDATION_DRAWS = 20  # per field, where a choice is made
 VARIATIONS = (0.01, 0.1, 1.0, 10.0)  # weights of the total variation penalty to choose from, per unit of log density
+BRIEF, WARM = 0.1, 1 / 3  # warm-up: so that a Newton iteration converges; so that draws leave their common vertex
 STEEP = 0.1  # the weight that the table of total variation chose
 KEYS = ("problem", "method", "score", "seed", "epochs")
 
@@ -61,6 +62,7 @@ RULES: dict[str, Rule] = {
     "mass": lambda problem, parameter: problem.constraint(parameter),
     "physics": lambda problem, parameter: problem.physics(parameter),
     "interval": lambda problem, parameter: problem.physics(parameter, "interval"),
+    "jump": lambda problem, parameter: problem.physics(parameter, "jump"),
     "steep": partial(_steep, False),
     "steep, interval": partial(_steep, True),
     "known": _known,
@@ -81,12 +83,14 @@ class Row:
         rule: A name in ``RULES``; with choices its beginning.
         choices: Penalties of the method, or weights in the rule, to choose from on the validation data.
         after: The rule at inference, if it is another than in training.
+        warm_up: Share of the epochs that are trained without the rule at first.
     """
 
     method: Method
     rule: str = "mass"
     choices: Sequence[float] = ()
     after: str | None = None
+    warm_up: float = 0.0
 
     def chosen(self) -> Iterator[tuple[float | None, Row]]:
         """Every choice and the row it gives, which has none left."""
@@ -97,6 +101,11 @@ class Row:
                 yield value, Row(self.method.replace(penalty=value), self.rule)
             else:
                 yield value, Row(self.method, f"{self.rule} {value:g}")
+
+    def warmed(self, schedule: Schedule) -> Schedule:
+        """The schedule with this row's warm-up, which is the schedule's own if that has one."""
+        own = schedule.warm_up or round(self.warm_up * schedule.epochs)
+        return replace(schedule, warm_up=own if self.warm_up else 0)
 
     @property
     def reuses_base(self) -> bool:
@@ -136,7 +145,6 @@ class Table:
     keys: tuple[str, ...] = KEYS
     scores: tuple[str, ...] = ("crps", "nll")
     draws: int = 100  # per test field
-    warm_up: float = 0.0  # share of the epochs that constrained rows train without the constraint first
     quick: Schedule = field(default_factory=lambda: Schedule(2))  # of a rough run, on small data of these sizes
     few: Mapping[str, Any] = field(default_factory=lambda: {"sizes": (20, 10, 10)})
 
@@ -150,6 +158,8 @@ LINEAR = Table(
         **{name: Row(METHODS[name]) for name in ("probhard-ob", "probhard-or")},
         "probhard-physics": Row(_drawn("oblique"), "physics"),
         "probhard-physics-or": Row(_drawn("orthogonal"), "physics"),
+        "probhard-jump": Row(_drawn("oblique"), "jump"),
+        "probhard-jump-warm": Row(_drawn("oblique"), "jump", warm_up=WARM),
         "probhard-interval": Row(_drawn("oblique"), "interval"),
         "probhard-interval-tv": Row(_drawn("oblique"), "steep", after="steep, interval"),
         "probhard-physics-inf": Row(_after("oblique"), "physics"),
@@ -163,6 +173,8 @@ LINEAR = Table(
         "probhard-physics",
         "hardc",
         "softc",
+        "probhard-jump-warm",
+        "probhard-jump",
         "probhard-interval",
         "probhard-interval-tv",
     ),
@@ -176,22 +188,21 @@ NONLINEAR = Table(
         "probconserv": Row(METHODS["probconserv"]),
         "probhard-inf": Row(_after("oblique"), "flux, positive"),
         "probhard-inf-or": Row(_after("orthogonal"), "flux, positive"),
-        "probhard-ob": Row(_both("oblique"), "flux, positive"),
-        "probhard-or": Row(_both("orthogonal"), "flux, positive"),
+        "probhard-ob": Row(_both("oblique"), "flux, positive", warm_up=BRIEF),
+        "probhard-or": Row(_both("orthogonal"), "flux, positive", warm_up=BRIEF),
         # Which part earns the gain:
         "probhard-inf-known": Row(_after("orthogonal"), "known"),
         "probhard-inf-known-positive": Row(_after("orthogonal"), "known, positive"),
         "probhard-inf-flux": Row(_after("orthogonal"), "flux"),
-        "probhard-or-known": Row(_both("orthogonal"), "known"),
-        "probhard-or-known-positive": Row(_both("orthogonal"), "known, positive"),
-        "probhard-or-flux": Row(_both("orthogonal"), "flux"),
+        "probhard-or-known": Row(_both("orthogonal"), "known", warm_up=BRIEF),
+        "probhard-or-known-positive": Row(_both("orthogonal"), "known, positive", warm_up=BRIEF),
+        "probhard-or-flux": Row(_both("orthogonal"), "flux", warm_up=BRIEF),
     },
     ("base", "probhard-or", "probhard-ob", "probhard-or-known-positive", "probhard-or-known", "probhard-or-flux"),
     {f"pme-{low}-{low + 1}": partial(PorousMedium, float(low), float(low + 1)) for low in (2, 3, 4)},
     (3.88, 0.505),  # as in the paper's figure
     (*KEYS, "m_range"),
     draws=20,  # nonlinear projections of a 2,000-point field take tens of milliseconds each
-    warm_up=0.1,
     # slow to project on from a network that knows nothing: more steps, few of them constrained, few fields and draws
     quick=Schedule(200, lr=1e-2, warm_up=190),
     few={"sizes": (20, 4, 2), "draws": 2, "shape": (8, 40)},
@@ -346,10 +357,10 @@ def grid(
     check_choices("problem", problems, list(known.problems))
     check_choices("method", trained, known.order)  # the others come with base
     check_choices("score", objectives, ("crps", "nll"))
-    schedule = known.quick if quick else Schedule(epochs, warm_up=round(known.warm_up * epochs))
+    schedule = known.quick if quick else Schedule(epochs)
     options = {"network": {"width": 8, "modes": (4, 4)}, "compiled": False, **known.few} if quick else {}
     jobs = [
-        Job(table, problem, row, score, seed, replace(schedule, warm_up=0) if row == "base" else schedule, **options)
+        Job(table, problem, row, score, seed, known.rows[row].warmed(schedule), **options)
         for seed in seeds
         for score in known.scores
         for row in trained or known.order

@@ -139,6 +139,11 @@ class Stefan(_Front):
         end = torch.minimum(root, self.length / spread)
         return spread * (end * (1 - slope * torch.erf(end)) - slope * torch.expm1(-end.square()) / math.sqrt(math.pi))
 
+    def jump(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
+        threshold, times = self._in_time(parameter)
+        place = _similarity(threshold)[0] * (2 * times.sqrt())
+        return place, torch.where(times > 0, threshold, 1.0)  # at first the whole profile is one jump
+
 
 @dataclass(frozen=True)
 class Advection(_Front):
@@ -167,6 +172,11 @@ class Advection(_Front):
         front = 0.5 + beta * times
         return front if self.law == "paper" else front.clamp(max=self.length)
 
+    def jump(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
+        beta, times = self._in_time(parameter)
+        place = 0.5 + beta * times
+        return place, torch.ones_like(place)
+
 
 @dataclass(frozen=True)
 class Burgers(_Front):
@@ -193,6 +203,10 @@ class Burgers(_Front):
     def mass(self, parameter: Tensor | float) -> Tensor:
         height, times = self._in_time(parameter)
         return height * ((RAMP + height * times) / 2).clamp(max=self.length)
+
+    def jump(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
+        height, times = self._in_time(parameter)
+        return (RAMP + height * times) / 2, torch.where(height * times >= RAMP, height, 0.0)
 
     def _height(self, value: Tensor, time: Tensor) -> Tensor:
         return value.expand(torch.broadcast_shapes(value.shape, time.shape))
