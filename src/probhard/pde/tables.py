@@ -54,9 +54,15 @@ Every law is the exact one; the paper's laws of Stefan and advection ignore that
   with this mass is, within half a cell. Exact fields obey it; CE is bounded by it instead of 0. -tv: trained with
   bounds and a penalty of total variation alone, which leaves the network to learn where the front is; the interval
   comes at inference.
+- probhard-jump: the same, but the trapezoid sum is to be what the rule makes of a field with this mass and a jump at
+  the front, whose place and height the law gives (Rankine and Hugoniot). Exact fields obey it to the second order of
+  the spacing; CE is then theirs, from the rule alone. Without a jump (heat, pme) it is probhard-physics. -warm: the
+  first third of the epochs is trained without constraint.
+- On advection such a mass, the bounds and a sharp front leave one field, so that the network only has to be steep:
+  figures near 0 there speak for the constraint, not for the network.
 - MSE where free: without the slices on which mass and bounds leave a single field.
 - The nearest field that obeys physics misses the exact one, since that misses the trapezoid law: Stefan's by
-  u(0, 0) = 1 alone, where law and bounds ask for 0. On the whole grid no method that obeys can do better, so on
+  u(0, 0) = 1 alone, where law and bounds ask for 0. On the whole grid no method with CE 0 can do better, so on
   Stefan not a tenth of the paper's smallest MSE.
 - Lines of the first runs do not count flagged draws.
 """,
@@ -102,6 +108,7 @@ ABLATION = {  # parts of the nonlinear constraint, and the end of their rows' na
     "known values, flux law": "-flux",
     "known values, u >= 0, flux law": "",
 }
+OBEYED = 1e-6  # largest residual of a draw that counts as CE 0
 # MSE (1e-5) of the field that is nearest to the exact one among those that obey mass, bounds and monotony: exact fields
 # miss the trapezoid law a little. Stefan's is all due to u(0, 0) = 1, where the law and u >= 0 ask for 0.
 NEAREST = {"heat": 0.0, "pme": 0.0317, "stefan": 50.4, "advection": 2.27}
@@ -212,9 +219,10 @@ def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[s
     problems = sorted({key[:-2] for key in parts if key[:-1] in PAPER})
     if not problems:
         return []
-    names = ("mse", "crps")
-    head = [f"{whose} {TITLES[name]} ({_unit(UNITS[table][name])})" for name in names for whose in ("paper's", "our")]
     known = NEAREST if table == "pde-linear" else {}
+    whose = ["paper's", "our", *(["our, CE 0,"] if known else [])]
+    names = ("mse", "crps")
+    head = [f"{who} {TITLES[name]} ({_unit(UNITS[table][name])})" for name in names for who in whose]
     head += ["MSE of the nearest field that obeys physics (1e-5)"] if known else []
     text = ["## Smallest figures", "", f"| problem | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
     for problem in problems:
@@ -222,17 +230,26 @@ def _best(table: str, parts: Mapping[tuple[Any, ...], Sequence[Line]]) -> list[s
         for index, name in enumerate(names):
             printed = min(row[index] for key, rows in PAPER.items() if key[:-1] == problem for row in rows.values())
             found = [
-                (_mean(lines, method, name), method, key, lines)
+                (_mean(lines, method, name), max(_values(lines, method, "ce_draws")), method, key)
                 for key, lines in parts.items()
                 if key[:-2] == problem
                 for method in {line["method"] for line in lines}
             ]
-            _, method, key, lines = min(found, key=lambda one: one[0])
-            cell = _cell(lines, method, name, UNITS[table][name])
-            cells += [f"{printed:g}", f"{cell} by {method}, {key[-2]}, {key[-1]} epochs"]
+            chosen = [found, *([[one for one in found if one[1] <= OBEYED]] if known else [])]
+            cells += [f"{printed:g}", *(_smallest(parts, some, name, UNITS[table][name]) for some in chosen)]
         cells += [f"{known[problem[0]]:g}"] if known else []
         text.append(f"| {_title(problem)} | {' | '.join(cells)} |")
     return [*text, ""]
+
+
+def _smallest(
+    parts: Mapping[tuple[Any, ...], Sequence[Line]], found: Sequence[tuple[Any, ...]], name: str, unit: float
+) -> str:
+    """The smallest figure of these rows, and whose it is."""
+    if not found:
+        return ""
+    _, _, method, key = min(found, key=lambda one: one[0])
+    return f"{_cell(parts[key], method, name, unit)} by {method}, {key[-2]}, {key[-1]} epochs"
 
 
 def _title(problem: tuple[Any, ...]) -> str:
