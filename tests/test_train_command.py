@@ -183,6 +183,20 @@ def test_early_stopping(folder: Folder) -> None:
     assert metrics["epochs"] == metrics["best_epoch"] + 3 < 60
 
 
+def test_warm_up_is_trained_without_the_constraint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def weights(name: str, **settings: Any) -> dict[str, torch.Tensor]:
+        (tmp_path / name).mkdir()
+        folder = Folder(tmp_path / name)
+        assert folder.train(waves(), {**CONFIG, "epochs": 1, **settings}) == 0
+        return folder.weights()
+
+    warmed, free, bound = weights("a", warm_up=1), weights("b", method="probhard-inf"), weights("c")
+    assert all(torch.equal(weight, free[name]) for name, weight in warmed.items())
+    assert not all(torch.equal(weight, bound[name]) for name, weight in warmed.items())
+    assert Folder(tmp_path / "a").train(waves(), {**CONFIG, "epochs": 1, "warm_up": 2}) == 2
+    assert "warm-up is part of the epochs" in capsys.readouterr().err
+
+
 def test_units_do_not_matter(folder: Folder, trained: Folder) -> None:
     arrays, large = waves(), 2.0**30
     arrays |= {name: large * arrays[name] for name in ("solutions", "amount")}

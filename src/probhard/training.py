@@ -195,8 +195,10 @@ class Task(pl.LightningModule):
         super().__init__()
         self.model, self.schedule, self.seed = model, schedule, seed
         self.data = {TRAIN: _dataset(train), VALIDATION: _dataset(validation)}
-        warm = METHODS["base"].replace(score="nll" if model.method.score == "nll" else "crps")
-        self.free = ConstrainedModel(model.backbone, model.constraint_fn, warm)
+        self.free = model
+        if schedule.warm_up:  # of the same class, whose loss may be its own
+            warm = METHODS["base"].replace(score="nll" if model.method.score == "nll" else "crps")
+            self.free = type(model)(model.backbone, model.constraint_fn, warm)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights of the model alone, each of them once."""

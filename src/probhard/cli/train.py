@@ -41,6 +41,8 @@ def train(
     if output.exists() and not output.is_dir():
         raise ParameterError(f"--output {output} is a file.", "A run is a folder.", "Name another.")
     spec, settings = Settings.read(read_spec(config, "configuration"))
+    times = {name: getattr(settings, name) for name in ("epochs", "batch_size", "lr", "warm_up", "patience")}
+    schedule = Schedule(**times)
     arrays = read_fields(data)
     samples = Samples.solved(arrays, spec)
     settings = settings.resolved(samples.cells.grid)
@@ -48,7 +50,6 @@ def train(
     model = Surrogate.build(settings, samples, training)
     check_constraints(model, samples, np.arange(len(samples)))  # before anything is written
     model.loss(samples.batch(training[:1]))
-    schedule = Schedule(settings.epochs, settings.batch_size, settings.lr, patience=settings.patience)
     found: dict[str, Any] = {"file": data.name, "sha256": sha256(data)}
     found |= {"grid": list(samples.cells.grid), "channels": samples.inputs.shape[1]}
     content = {**spec, "axes": list(samples.cells.axes), **settings.record(), TRAINED_ON: found}

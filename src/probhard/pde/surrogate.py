@@ -36,7 +36,7 @@ BUDGET = 2_000_000  # numbers that are drawn at a time
 
 READERS: dict[str, Reader] = {
     **dict.fromkeys(("epochs", "batch_size", "patience", "width", "layers"), at_least(1)),
-    "seed": at_least(0),
+    **dict.fromkeys(("seed", "warm_up"), at_least(0)),
     **dict.fromkeys(("method", "score"), (word, "a name")),
     "lr": (within(0, math.inf, inside=False), "a positive number"),
     "modes": (listed(whole), "a whole number, or one per axis of the grid"),
@@ -58,6 +58,7 @@ class Settings:
     Args:
         method: One that projects every draw.
         score: ``crps`` or ``nll``; None takes the method's own.
+        warm_up: Epochs trained without the constraint at first.
         patience: Epochs without a better validation score after which to stop; None trains to the end.
         modes: Of the Fourier layers, per axis; None takes 12, fewer on small grids.
         split: Shares of the samples for training, for the choice of the best epoch, and held out.
@@ -69,6 +70,7 @@ class Settings:
     epochs: int = 200
     batch_size: int = 20
     lr: float = 1e-3
+    warm_up: int = 0
     patience: int | None = 50
     width: int = 32
     layers: int = 4
