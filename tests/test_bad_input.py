@@ -83,6 +83,7 @@ SUMS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], dtype=DOUBLE)
 S = torch.cat([SUMS, eye(4)])  # 7 series, 4 of them at the bottom
 NAMES = ["total", "left", "right", "a", "b", "c", "d"]
 ROW = LinearEquality(ones(1, 5), 1.0)
+GRID = torch.linspace(0, 1, 5, dtype=torch.float64)
 BATCHED = torch.randn(3, 2, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
 
 
@@ -309,6 +310,13 @@ BAD = {
     "NaN mass": (lambda: Conservation(ones(5), NAN), ParameterError, ["b"]),
     "a grid of one point": (lambda: trapezoid_weights(zeros(1)), ShapeError, ["(1,)"]),
     "a grid that turns back": (lambda: trapezoid_weights(torch.tensor([0.0, 2.0, 1.0])), ParameterError, ["grid"]),
+    "jumps of other profiles": (
+        lambda: Conservation.trapezoid(GRID, ones(3), (ones(2), 1.0)),
+        ShapeError,
+        ["(3,), (2,), ()"],
+    ),
+    "a jump without its fall": (lambda: Conservation.trapezoid(GRID, 1.0, (0.5,)), ShapeError, ["(), ()"]),
+    "NaN jump": (lambda: Conservation.trapezoid(GRID, 1.0, (0.5, NAN)), ParameterError, ["b"]),
     "slices of another width": (lambda: per_slice(Conservation(ones(5), 1.0), (3, 4)), ShapeError, ["5", "4"]),
     "masses of other times": (lambda: per_slice(Conservation(ones(5), ones(2)), (3, 5)), ShapeError, ["2", "3"]),
     # projections

@@ -79,8 +79,17 @@ class Conservation(LinearEquality):
         """The integral over a grid by the trapezoid rule; a jump is given by the arguments of ``jump_excess``."""
         weights = trapezoid_weights(grid)
         if jump is not None:
-            place, fall = (torch.as_tensor(part, dtype=weights.dtype) for part in jump)
-            mass = torch.as_tensor(mass, dtype=weights.dtype) + jump_excess(grid, place, fall)
+            given = [torch.as_tensor(part, dtype=weights.dtype) for part in (mass, *jump)]
+            shapes = [tuple(part.shape) for part in given]
+            try:
+                mass, place, fall = torch.broadcast_tensors(*given)
+            except (RuntimeError, ValueError) as error:
+                raise ShapeError(
+                    f"The mass and the parts of its jump have the shapes {', '.join(map(str, shapes))}.",
+                    "Every profile has a mass and a jump, which is a place and a fall.",
+                    "Pass jump=(place, fall), numbers or tensors with the shape of the mass.",
+                ) from error
+            mass = mass + jump_excess(grid, place, fall)
         return cls(weights, mass)
 
 
