@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,22 @@ def test_sums_that_exact_fronts_have_hold_in_training_or_afterwards(tmp_path: Pa
         assert line["outside_bounds"] == line["infeasible"] == 0
 
 
+def test_warm_ups_and_problems_of_rows(tmp_path: Path) -> None:
+    def units(table: str, **options: Any) -> dict[tuple[str, str], int]:
+        found = experiments.grid(table, tmp_path / "lines.jsonl", 150, objectives=["crps"], **options).units
+        assert all(isinstance(unit, experiments.Job) for unit in found)
+        return {(unit.problem, unit.trained): unit.schedule.warm_up for unit in found}
+
+    linear, nonlinear = units("pde-linear"), units("pde-nonlinear")
+    assert {row: warm for (_, row), warm in linear.items() if warm} == dict.fromkeys(
+        ["probhard-physics-warm", "probhard-jump-warm"], 50
+    )
+    assert [problem for problem, row in linear if row == "probhard-jump-warm"] == ["advection", "stefan"]
+    assert {warm for (_, row), warm in nonlinear.items() if row != "base"} == {15}
+    assert {warm for (_, row), warm in units("pde-nonlinear", quick=True).items() if row != "base"} == {190}
+    assert nonlinear["pme-2-3", "base"] == units("pde-nonlinear", quick=True)["pme-2-3", "base"] == 0
+
+
 def test_tvd_keeps_profiles_and_draws_them(tmp_path: Path) -> None:
     lines = run(tmp_path, "tvd", "--methods", "base,probhard-tv")
     for line in lines:
@@ -99,6 +116,7 @@ def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytes
         (["pde-nonlinear", "--scores", "rmse"], "score='rmse'"),
         (["pde-linear", "--seeds", "a,b"], "--seeds a,b are not numbers"),
         (["pde-linear", "--methods", "probhard-physics", "--scores", "nll"], "nothing to run"),
+        (["pde-linear", "--methods", "probhard-jump", "--problems", "heat"], "want a problem that has one"),
         (["tvd", "--render"], "holds no result lines"),
         (["timing", "--problems", "foo"], "problem='foo'"),
         (["timing", "--render"], "holds no result lines"),

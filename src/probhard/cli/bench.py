@@ -66,8 +66,9 @@ def bench(
     if not grid.units:
         raise ParameterError(
             "These options leave nothing to run.",
-            "Rows that are trained on draws have no likelihood, and some tables have one score or window only.",
-            "Leave out --scores or --windows.",
+            "Rows that are trained on draws have no likelihood, rows of jumps want a problem that has one, and some "
+            "tables have one score or window only.",
+            "Leave out --scores, --problems or --windows.",
         )
     if not render:
         done = grid.run(workers, engine=engine, address=address)

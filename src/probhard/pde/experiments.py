@@ -36,6 +36,7 @@ VALIDATION_DRAWS = 20  # per field, where a choice is made
 VARIATIONS = (0.01, 0.1, 1.0, 10.0)  # weights of the total variation penalty to choose from, per unit of log density
 BRIEF, WARM = 0.1, 1 / 3  # warm-up: so that a Newton iteration converges; so that draws leave their common vertex
 STEEP = 0.1  # the weight that the table of total variation chose
+JUMPS = ("advection", "stefan")  # problems of the linear table whose fronts are jumps
 KEYS = ("problem", "method", "score", "seed", "epochs")
 
 
@@ -84,6 +85,7 @@ class Row:
         choices: Penalties of the method, or weights in the rule, to choose from on the validation data.
         after: The rule at inference, if it is another than in training.
         warm_up: Share of the epochs that are trained without the rule at first.
+        problems: Those that it is for; none named means all.
     """
 
     method: Method
@@ -91,6 +93,7 @@ class Row:
     choices: Sequence[float] = ()
     after: str | None = None
     warm_up: float = 0.0
+    problems: Sequence[str] = ()
 
     def chosen(self) -> Iterator[tuple[float | None, Row]]:
         """Every choice and the row it gives, which has none left."""
@@ -158,8 +161,9 @@ LINEAR = Table(
         **{name: Row(METHODS[name]) for name in ("probhard-ob", "probhard-or")},
         "probhard-physics": Row(_drawn("oblique"), "physics"),
         "probhard-physics-or": Row(_drawn("orthogonal"), "physics"),
-        "probhard-jump": Row(_drawn("oblique"), "jump"),
-        "probhard-jump-warm": Row(_drawn("oblique"), "jump", warm_up=WARM),
+        "probhard-physics-warm": Row(_drawn("oblique"), "physics", warm_up=WARM),
+        "probhard-jump": Row(_drawn("oblique"), "jump", problems=JUMPS),
+        "probhard-jump-warm": Row(_drawn("oblique"), "jump", warm_up=WARM, problems=JUMPS),
         "probhard-interval": Row(_drawn("oblique"), "interval"),
         "probhard-interval-tv": Row(_drawn("oblique"), "steep", after="steep, interval"),
         "probhard-physics-inf": Row(_after("oblique"), "physics"),
@@ -173,6 +177,7 @@ LINEAR = Table(
         "probhard-physics",
         "hardc",
         "softc",
+        "probhard-physics-warm",
         "probhard-jump-warm",
         "probhard-jump",
         "probhard-interval",
@@ -366,5 +371,6 @@ def grid(
         for row in trained or known.order
         for problem in problems or known.problems
         if score in objectives and (score == "crps" or not known.rows[row].method.training.draws)
+        if problem in (known.rows[row].problems or known.problems)
     ]
     return Grid(jobs, Records(path, known.keys))

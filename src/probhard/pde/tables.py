@@ -49,15 +49,14 @@ Every law is the exact one; the paper's laws of Stefan and advection ignore that
 - probconserv, probhard-inf: base, projected obliquely at inference. For a linear law both are the same.
 - hardc: the mean projected, the variance kept, so draws miss. probhard-ob, -or: both projected, and trained so.
 - probhard-physics, -or: mass, bounds and monotony at once, trained on projected draws, which have a CRPS but no
-  likelihood; -inf: at inference only.
+  likelihood; -inf: at inference only; -warm: the first third of the epochs is trained without constraint.
 - probhard-interval: the same, but the trapezoid sum only has to be as near to the mass as that of a monotone field
   with this mass is, within half a cell. Exact fields obey it; CE is bounded by it instead of 0. -tv: trained with
   bounds and a penalty of total variation alone, which leaves the network to learn where the front is; the interval
   comes at inference.
 - probhard-jump: the same, but the trapezoid sum is to be what the rule makes of a field with this mass and a jump at
   the front, whose place and height the law gives (Rankine and Hugoniot). Exact fields obey it to the second order of
-  the spacing; CE is then theirs, from the rule alone. Without a jump (heat, pme) it is probhard-physics. -warm: the
-  first third of the epochs is trained without constraint.
+  the spacing; CE is then theirs, from the rule alone. Heat and pme have no jump.
 - On advection such a mass, the bounds and a sharp front leave one field, so that the network only has to be steep:
   figures near 0 there speak for the constraint, not for the network.
 - MSE where free: without the slices on which mass and bounds leave a single field.
