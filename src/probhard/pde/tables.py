@@ -90,9 +90,12 @@ FINDINGS = {  # what the committed lines show
     "pde-linear": """Exact fields obey the interval and the sum of a jump, not the trapezoid law. Yet the CRPS of
 probhard-interval is larger than that of probhard-physics on advection and Stefan (150 epochs): an exact value says more
 about the place of a front than its half cell costs. probhard-jump has an exact value that is right, and the smallest
-errors on both. Under such constraints from the first epoch on, advection's draws are after 15 epochs all projected on
-one and the same field, which leaves no gradient (it happens to be the right one); on Stefan epochs without constraint
-at first halve the error.
+errors on both.
+
+Under such constraints from the first epoch on, advection's draws are after 15 epochs all projected on one and the same
+field, which leaves no gradient (under probhard-jump it happens to be the right one). Epochs without constraint at first
+avoid that: on Stefan they halve the error of probhard-jump (150 epochs), and on the porous medium probhard-physics-warm
+has the smallest errors of all rows.
 """,
     "pde-nonlinear": """For m in [3, 4], where all parts were trained end to end, u >= 0 earns all of the gain: behind
 it the network need not draw the front's kink itself. The flux law makes the fields conserve and leaves the error as it
