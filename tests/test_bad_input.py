@@ -316,6 +316,7 @@ BAD = {
         ["(3,), (2,), ()"],
     ),
     "a jump without its fall": (lambda: Conservation.trapezoid(GRID, 1.0, (0.5,)), ShapeError, ["(), ()"]),
+    "a jump that is a number": (lambda: Conservation.trapezoid(GRID, 1.0, 0.5), ShapeError, ["(), ()"]),
     "NaN jump": (lambda: Conservation.trapezoid(GRID, 1.0, (0.5, NAN)), ParameterError, ["b"]),
     "slices of another width": (lambda: per_slice(Conservation(ones(5), 1.0), (3, 4)), ShapeError, ["5", "4"]),
     "masses of other times": (lambda: per_slice(Conservation(ones(5), ones(2)), (3, 5)), ShapeError, ["2", "3"]),

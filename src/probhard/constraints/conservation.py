@@ -79,7 +79,8 @@ class Conservation(LinearEquality):
         """The integral over a grid by the trapezoid rule; a jump is given by the arguments of ``jump_excess``."""
         weights = trapezoid_weights(grid)
         if jump is not None:
-            given = [torch.as_tensor(part, dtype=weights.dtype) for part in (mass, *jump)]
+            parts = jump if isinstance(jump, tuple | list) else (jump,)
+            given = [torch.as_tensor(part, dtype=weights.dtype) for part in (mass, *parts)]
             shapes = [tuple(part.shape) for part in given]
             try:
                 mass, place, fall = torch.broadcast_tensors(*given)
