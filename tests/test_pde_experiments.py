@@ -62,6 +62,22 @@ def test_sums_that_exact_fronts_have_hold_in_training_or_afterwards(tmp_path: Pa
     for line in lines:
         assert 1e-4 < line["ce_draws"] <= 0.5 / 99 + 1e-12  # half a cell
         assert line["outside_bounds"] == line["infeasible"] == 0
+    exact = PROBLEMS["advection"](dtype=torch.float64)
+    parameters = exact.split(0, 20, 10, 10).test  # whose sums probhard-jump has, as quick tables draw them
+    gap = exact.constraint(parameters).residual(exact.solution(parameters).flatten(-2)).abs()
+    assert lines[0]["ce_mean"] == pytest.approx(float(gap.sum(-1).mean()), rel=1e-7)
+    assert lines[0]["ce_draws"] == pytest.approx(float(gap.max()), rel=1e-7)
+
+
+def test_smallest_figures_of_all_rows_and_of_those_that_obey() -> None:
+    def line(method: str, mse: float, crps: float, ce: float) -> dict[str, Any]:
+        figures = {"mse": mse, "crps": crps, "ce_mean": ce, "ce_draws": ce, "seconds": 1.0}
+        return {"problem": "stefan", "method": method, "score": "crps", "seed": 0, "epochs": 2, **figures}
+
+    lines = [line("base", 3e-5, 2e-3, 1e-2), line("probhard-ob", 5e-5, 4e-3, 1e-15), line("softc", 6e-5, 1e-3, 2e-6)]
+    row = next(row for row in tables.render("pde-linear", lines).splitlines() if row.startswith("| stefan |"))
+    ours = [cell.partition(",")[0] for cell in row.split(" | ") if " by " in cell]
+    assert ours == ["3 by base", "5 by probhard-ob", "1 by softc", "4 by probhard-ob"]
 
 
 def test_warm_ups_and_problems_of_rows(tmp_path: Path) -> None:

@@ -89,12 +89,12 @@ draws differ more from each other than smeared ones, so the spread is larger.
 FINDINGS = {  # what the committed lines show
     "pde-linear": """Exact fields obey the interval and the sum of a jump, not the trapezoid law. Yet the CRPS of
 probhard-interval is larger than that of probhard-physics on advection and Stefan (150 epochs): an exact value says more
-about the place of a front than its half cell costs. probhard-jump has an exact value that is right, and the smallest
-errors on both.
+about the place of a front than its half cell costs. The sum of a jump is an exact value that is right: its rows have
+the smallest errors on both.
 
 Under such constraints from the first epoch on, advection's draws are after 15 epochs all projected on one and the same
-field, which leaves no gradient (under probhard-jump it happens to be the right one). Epochs without constraint at first
-avoid that: on Stefan they halve the error of probhard-jump (150 epochs), and on the porous medium probhard-physics-warm
+field, which leaves no gradient. Under probhard-jump it happens to be the right one, so that epochs without constraint
+at first only harm there; on Stefan they halve the error (150 epochs), and on the porous medium probhard-physics-warm
 has the smallest errors of all rows.
 """,
     "pde-nonlinear": """For m in [3, 4], where all parts were trained end to end, u >= 0 earns all of the gain: behind
