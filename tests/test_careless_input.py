@@ -50,6 +50,7 @@ def test_curved_bounds_of_slices_too(batch):
     ("constraint", "covariance"),
     [
         (ph.TotalVariationDiminishing((3, 4)), "auto"),
+        (ph.Semicontinuous(0.2), "auto"),
         (ph.NonlinearInequality(lambda u: 1 - u.square().sum(-1, keepdim=True), convex=False), "auto"),
         (ph.NonlinearEquality(lambda u: circle(u, 1.0)) & ph.Monotone(), "auto"),
         (ph.NonlinearEquality(lambda u: circle(u, 1.0)), "monte-carlo"),

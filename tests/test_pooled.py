@@ -19,7 +19,7 @@ from probhard.covariance import Dense, Diagonal, LowRank
 from probhard.errors import ParameterError, ShapeError
 from probhard.projectors.diminishing import DiminishingProjector
 from probhard.projectors.pooled import SHAPES, PooledProjector, _closed_form, project_points
-from probhard.solvers import pooling
+from probhard.solvers import phases, pooling
 
 NX = 12
 CASES = [(shape, bounds, row) for shape in SHAPES for bounds in (False, True) for row in (False, True)]
@@ -410,11 +410,12 @@ def test_single_precision_is_solved_in_double_and_stays_within_its_bounds(shape,
 
 def test_kernels_give_the_same_numbers_without_numba(monkeypatch):
     monkeypatch.setattr(jit, "AVAILABLE", False)
-    for name in ("profiles", "capacity", "pooling"):
+    for name in ("profiles", "capacity", "duals", "pooling", "phases"):
         monkeypatch.setattr(solvers, name, getattr(solvers, name))  # imported anew, and put back afterwards
         monkeypatch.delitem(sys.modules, f"probhard.solvers.{name}")
     plain = importlib.import_module("probhard.solvers.pooling")
-    for function in (plain.solve, plain.taut, plain.attainable):
+    other = importlib.import_module("probhard.solvers.phases")
+    for function in (plain.solve, plain.balance, plain.attainable, other.solve):
         assert not hasattr(function, "py_func")  # as a compiled function has
     generator = np.random.default_rng(0)
     z, weight, row = generator.normal(size=(6, 9)), generator.uniform(0.1, 1, (6, 9)), generator.normal(size=(6, 9))
@@ -422,6 +423,11 @@ def test_kernels_give_the_same_numbers_without_numba(monkeypatch):
     for kind, line in itertools.product(range(4), (np.empty((6, 0)), row)):
         arguments = (kind, z, weight, amount, np.full(6, -0.7), np.full(6, 0.9), line, mass, mass + 0.2)
         for ours, theirs in zip(pooling.solve(*arguments), plain.solve(*arguments)):
+            np.testing.assert_array_equal(ours, theirs)
+    zeros = np.arange(6) > 0
+    for kind, line in itertools.product(range(2), (np.empty((6, 0)), np.abs(row))):
+        arguments = (kind, z, weight, np.full(6, 0.2), np.full(6, 0.9), zeros, line, np.abs(mass), np.abs(mass), 1e-12)
+        for ours, theirs in zip(phases.solve(*arguments), other.solve(*arguments)):
             np.testing.assert_array_equal(ours, theirs)
 
 

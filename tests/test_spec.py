@@ -48,6 +48,7 @@ EXPECTED: dict[str, tuple[dict[str, Any] | None, ph.Constraint]] = {
     "linear_inequality": ({"matrix": "A", "bound": [0.5, 2]}, ph.LinearInequality(tensor("A"), torch.tensor([0.5, 2]))),
     "monotone": ({"direction": "decreasing", "axis": "x"}, ph.Monotone("decreasing")),
     "nonnegative": (None, ph.NonNegative()),
+    "semicontinuous": ({"least": 0.4}, ph.Semicontinuous(0.4)),
     "simplex": ({"total": "total"}, ph.Simplex(tensor("total"))),
     "total_variation": ({"bound": "total"}, ph.TotalVariation(tensor("total"))),
     "total_variation_diminishing": ({}, ph.TotalVariationDiminishing((3, 5))),

@@ -366,6 +366,7 @@ REGISTRY: dict[str, Callable[..., Constraint]] = {
     "linear_inequality": _linear_inequality,
     "monotone": _monotone,
     "nonnegative": lambda data: library.NonNegative(),
+    "semicontinuous": lambda data, least: library.Semicontinuous(data.everywhere("least", least)),
     "simplex": lambda data, total=1.0: library.Simplex(data.each("total", total)),
     "total_variation": _total_variation,
     "total_variation_diminishing": _diminishing,

@@ -10,6 +10,7 @@ from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.polyhedron import LinearInequality, Monotone, Simplex
 from probhard.constraints.program import ConvexProgram
+from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.slices import per_slice
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
 
@@ -27,6 +28,7 @@ __all__ = [
     "NonNegative",
     "NonlinearEquality",
     "NonlinearInequality",
+    "Semicontinuous",
     "Simplex",
     "TotalVariation",
     "TotalVariationDiminishing",

@@ -16,6 +16,7 @@ from probhard.constraints.intersection import Intersection
 from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.polyhedron import InequalityRows, LinearInequality, Monotone, Simplex
+from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.variation import TotalVariation, TotalVariationPenalty
 from probhard.errors import ParameterError, ShapeError
 from probhard.structure.system import LinearSystem
@@ -46,6 +47,8 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
         return found
     if isinstance(constraint, Box):
         return Box(*(_field(bound, slices, width) for bound in (constraint.lower, constraint.upper)))
+    if isinstance(constraint, Semicontinuous):
+        return Semicontinuous(_field(constraint.least, slices, width))
     if isinstance(constraint, Monotone):
         return Monotone(constraint.direction, slices).of_width(width)
     if isinstance(constraint, TotalVariation | TotalVariationPenalty | Simplex):

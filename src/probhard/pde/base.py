@@ -21,6 +21,7 @@ from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, jump_excess, trapezoid_weights
 from probhard.constraints.polyhedron import LinearInequality, Monotone
+from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.slices import per_slice
 from probhard.errors import ParameterError, check_choice, checking
 from probhard.projectors.pooled import ATTAINED
@@ -147,7 +148,7 @@ class Problem(ABC):
         mass = self.mass(parameter)
         return Conservation(self.weights.to(mass.device), mass)
 
-    def physics(self, parameter: Tensor | float, mass: str = "trapezoid") -> Constraint:
+    def physics(self, parameter: Tensor | float, mass: str = "trapezoid", phases: bool = False) -> Constraint:
         """All that is known of a flattened field: mass, bounds and, where it holds, monotone slices.
 
         Args:
@@ -156,14 +157,18 @@ class Problem(ABC):
                 by up to half a cell. Two are true of the exact field: ``"interval"`` asks of monotone slices only that
                 the sum be within ``dx / 2 (upper - lower)`` of the mass, ``"jump"`` for the sum that a jump at this
                 place gives.
+            phases: Whether values are 0 ahead of the front and at least what they fall by at it behind it. Where the
+                front is, is left open. Not convex; wants a mass that exact fields obey.
         """
-        return per_slice(self.slice_physics(parameter, mass), self.shape)
+        return per_slice(self.slice_physics(parameter, mass, phases), self.shape)
 
-    def slice_physics(self, parameter: Tensor | float, mass: str = "trapezoid") -> Constraint:
+    def slice_physics(self, parameter: Tensor | float, mass: str = "trapezoid", phases: bool = False) -> Constraint:
         """The same with the slices as batch: for events of nx variables in a batch (*batch, nt)."""
         laws = {"trapezoid": self.slice_constraint, "interval": self.slice_interval, "jump": self.slice_jump}
         check_choice("mass", mass, tuple(laws))
         known = laws[mass](parameter) & Box(*self.bounds(parameter))
+        if phases:
+            known = known & self.slice_phases(parameter)
         return known if self.monotone is None else known & Monotone(self.monotone)
 
     def slice_interval(self, parameter: Tensor | float) -> LinearInequality:
@@ -180,6 +185,16 @@ class Problem(ABC):
         mass = self.mass(parameter)
         excess = jump_excess(self.grid.to(mass.device), *self.jump(parameter))
         return Conservation(self.weights.to(mass.device), mass + excess)
+
+    def slice_phases(self, parameter: Tensor | float) -> Semicontinuous:
+        """``u = 0`` or ``u >= fall`` of the jump, which fronts that fall to 0 obey."""
+        if self.monotone is None:
+            raise ParameterError(
+                f"{type(self).__name__} has no phases.",
+                "Its solution is no front that falls to 0, and small values belong to it.",
+                "Leave phases=True out.",
+            )
+        return Semicontinuous(self.jump(parameter)[1].unsqueeze(-1))
 
     def single_point(self, parameter: Tensor | float) -> Tensor:
         """Slices on which mass and bounds leave exactly one point, bool (*batch, nt)."""

@@ -7,6 +7,7 @@
 | anything with a ConvexProgram                                  | ``ProgramProjector``     | cone solver, polished |
 | total variation diminishing, and bounds of the field           | ``DiminishingProjector`` | taut strings in time  |
 | one monotone or TV shape, bounds, a row each (also two-sided)  | ``PooledProjector``      | pooling, taut string  |
+| values that are 0 or not small, alone or as one monotone shape | ``PooledProjector``      | all numbers of zeros  |
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
 | bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
@@ -62,6 +63,8 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
             assert parts.linear is not None
             return LinearProjector(parts.linear, weight, options)
         return NonlinearProjector(parts.linear, parts.nonlinear, weight, options)
+    if parts.phases:
+        return _phases(parts, weight, options)
     if parts.programs:
         return ProgramProjector(parts, weight, options)
     if parts.diminishing is not None:
@@ -86,25 +89,69 @@ def _only_ball(parts: Gathered) -> bool:
 
 def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjector | None:
     """The direct method, if there is one shape with bounds and rows that fit it."""
-    if len(parts.shapes) != 1 or (parts.rows and parts.linear is not None) or not checking():
+    if len(parts.shapes) != 1 or not checking():
         return None
     (shape,) = parts.shapes
     like = weight.variance.new_empty(0, dtype=torch.float64)
-    bounds = _uniform(parts, shape.slices, like)
-    row = _two_sided(parts, shape.slices, like) if parts.rows else _one_row(parts, shape.slices, like)
-    if bounds is None or row is None:
+    found = _profile(parts, shape.slices, like, options)
+    if found is None:
         return None
-    a, mass, most = row
-    if options.validate:
-        check_capacity(parts, like)
-        if mass is not None and most is not None:
-            check_sides(mass.detach(), most.detach())
     if isinstance(shape, Monotone):
         kind, amount = shape.direction, None
     else:
         kind = "tv-bound" if isinstance(shape, TotalVariation) else "tv-penalty"
         amount = shape.amounts(like)
-    return PooledProjector(kind, amount, *bounds, a, mass, weight, shape.slices, most)
+    lower, upper, a, mass, most = found
+    return PooledProjector(kind, amount, lower, upper, a, mass, weight, shape.slices, most)
+
+
+def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProjector:
+    """Values that are 0 or not small: each by itself, as a profile of one point, or along monotone profiles."""
+    alone = parts.linear is None and not (parts.rows or parts.shapes)
+    shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
+    others = parts.nonlinear or parts.curved or parts.programs or parts.diminishing
+    if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
+        like = weight.variance.new_empty(0, dtype=torch.float64)
+        direction, slices = shapes[0].direction, shapes[0].slices
+        least, found = _least(parts, slices, like), _profile(parts, slices, like, options)
+        if least is not None and found is not None and (found[2] is None or bool((found[2] >= 0).all())):
+            lower, upper, a, mass, most = found
+            return PooledProjector(direction, None, lower, upper, a, mass, weight, slices, most, least)
+    raise ParameterError(
+        f"Values that are 0 or at least so much were joined with others in {parts.constraint!r}, under a metric of the "
+        f"kind {type(weight).__name__}.",
+        "Their zeros are searched for along monotone profiles, with uniform bounds, one row each of weights that are "
+        "not negative, and a diagonal metric.",
+        "Join Semicontinuous with Monotone, Box and a Conservation per profile, or use it alone.",
+    )
+
+
+Profile = tuple[Tensor | None, ...]  # lower and upper bounds, coefficients of the row, mass, largest mass if another
+
+
+def _profile(parts: Gathered, slices: int, like: Tensor, options: Options) -> Profile | None:
+    """Bounds and row of each profile, checked; None if they are of a kind that has no direct method."""
+    if parts.rows and parts.linear is not None:
+        return None
+    bounds = _uniform(parts, slices, like)
+    row = _two_sided(parts, slices, like) if parts.rows else _one_row(parts, slices, like)
+    if bounds is None or row is None:
+        return None
+    _, mass, most = row
+    if options.validate:
+        check_capacity(parts, like)
+        if mass is not None and most is not None:
+            check_sides(mass.detach(), most.detach())
+    return (*bounds, *row)
+
+
+def _least(parts: Gathered, slices: int, like: Tensor) -> Tensor | None:
+    """The smallest value that is not 0 of each profile (*batch, slices); None if it differs along a profile."""
+    least = parts.phases[0].least.to(like)
+    for part in parts.phases[1:]:
+        least = torch.maximum(least, part.least.to(like))
+    profile = least.expand(*least.shape[:-1], parts.variables).unflatten(-1, (slices, -1))
+    return None if bool((profile != profile[..., :1]).any()) else profile[..., 0]
 
 
 def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:

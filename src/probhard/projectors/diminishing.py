@@ -21,7 +21,8 @@ from torch import Tensor
 from probhard.covariance import Diagonal
 from probhard.errors import ShapeError
 from probhard.projectors.base import Projector, Solution
-from probhard.projectors.pooled import FieldTangent, Pooling, project_points, rounded, stats_of
+from probhard.projectors.groups import FieldTangent, Pooling
+from probhard.projectors.pooled import project_points, rounded, stats_of
 
 
 class DiminishingProjector(Projector):
@@ -60,7 +61,7 @@ class DiminishingProjector(Projector):
             residuals.append(residual)
         field = torch.stack(values, -2)
         stats = replace(stats_of(field, torch.stack(residuals, -2), z.dtype), local=True)
-        lower, upper = (None if x is None else x.unsqueeze(-1) for x in (self.lower, self.upper))
+        lower, upper = (None if x is None else x[..., None, None] for x in (self.lower, self.upper))
         out = rounded(field, z.dtype, lower, upper).flatten(-2)
         return Solution(out, DiminishingTangent(field, slices), stats)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from probhard.constraints.intersection import Intersection
 from probhard.constraints.linear import LinearEquality, broadcast_batch
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.polyhedron import LinearInequality, Monotone
+from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
 from probhard.errors import ParameterError
 from probhard.projectors.base import TOLERANCE, Solution, Stats
@@ -36,6 +38,7 @@ class Gathered:
     curved: tuple[NonlinearInequality, ...] = ()
     diminishing: TotalVariationDiminishing | None = None
     programs: tuple[Constraint, ...] = ()
+    phases: tuple[Semicontinuous, ...] = ()
 
     def relative_violation(self, value: Tensor, z: Tensor) -> Tensor:
         """Of points projected from z that were clipped to their bounds, so that all but the bounds are looked at."""
@@ -52,12 +55,13 @@ class Gathered:
     @property
     def equalities(self) -> bool:
         """Whether there is nothing but equalities."""
-        return not (self.box or self.rows or self.shapes or self.curved or self.diminishing or self.programs)
+        return self.box is None and self.bounded_only
 
     @property
     def bounded_only(self) -> bool:
         """Whether bounds are the only inequalities."""
-        return not (self.rows or self.shapes or self.curved or self.diminishing or self.programs)
+        found = self.rows or self.shapes or self.curved or self.diminishing or self.programs or self.phases
+        return not found
 
     @property
     def polyhedral(self) -> bool:
@@ -81,6 +85,7 @@ class Gathered:
         data = [] if self.linear is None else [self.linear.b]
         data += [] if self.box is None else [x for x in (self.box.lower, self.box.upper) if x.dim()]
         data += [rows.d for rows in self.rows]
+        data += [part.least for part in self.phases if part.least.dim()]
         functions = [] if self.nonlinear is None else [self.nonlinear]
         functions += [part.function for part in self.curved]
         data += [x for function in functions for x in function.args if isinstance(x, Tensor) and x.dim() > 1]
@@ -106,7 +111,7 @@ def gather(constraint: Constraint, n: int) -> Gathered:
     linear = next((p for p in parts if isinstance(p, LinearEquality)), None)
     nonlinear = next((p for p in parts if isinstance(p, NonlinearEquality)), None)
     box = next((p for p in parts if isinstance(p, Box)), None)
-    kinds: dict[type, list] = {LinearInequality: [], Shape: [], NonlinearInequality: []}  # type: ignore[dict-item]
+    kinds: dict[Any, list[Any]] = {LinearInequality: [], Shape: [], NonlinearInequality: [], Semicontinuous: []}
     diminishing: TotalVariationDiminishing | None = None
     programs: list[Constraint] = []
     for part in parts:
@@ -125,5 +130,5 @@ def gather(constraint: Constraint, n: int) -> Gathered:
                 "It is not a constraint that a projector knows.",
                 "Pass constraints of this library, or several joined by '&'.",
             )
-    rows, shapes, curved = (tuple(found) for found in kinds.values())
-    return Gathered(constraint, n, linear, nonlinear, box, rows, shapes, curved, diminishing, tuple(programs))
+    rows, shapes, curved, phases = (tuple(found) for found in kinds.values())
+    return Gathered(constraint, n, linear, nonlinear, box, rows, shapes, curved, diminishing, tuple(programs), phases)

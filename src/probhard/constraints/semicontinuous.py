@@ -1,0 +1,58 @@
+"""Values that are 0 or not small, ``u = 0 or u >= least``: two phases, minimum lots, switched loads. Not convex."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.base import Constraint
+from probhard.errors import ParameterError, checking
+
+
+class Semicontinuous(Constraint):
+    """``u = 0`` or ``u >= least`` for every variable, alone or along monotone profiles, with bounds and one row.
+
+    Among all feasible points the nearest is found, though the set is not convex. Sums over variables that are not
+    monotone have no such search and are refused.
+
+    Args:
+        least: Smallest value that is not 0: a number or (*batch, n), not negative.
+    """
+
+    def __init__(self, least: Any) -> None:
+        given = torch.as_tensor(least, dtype=None if isinstance(least, Tensor) else torch.float64)
+        self.least = given if given.is_floating_point() else given.to(torch.float64)
+        if checking() and not bool(((self.least >= 0) & torch.isfinite(self.least)).all()):
+            bad = self.least[~((self.least >= 0) & torch.isfinite(self.least))]
+            raise ParameterError(
+                f"Semicontinuous got the least value {float(bad.flatten()[0]):g}.",
+                "It is the smallest size of a value that is not 0.",
+                "Pass finite numbers of at least 0.",
+            )
+
+    @property
+    def variables(self) -> int | None:
+        size = self.least.shape[-1] if self.least.dim() else 1
+        return None if size == 1 else size
+
+    @property
+    def algorithm(self) -> str:
+        return "a search for the number of zeros"
+
+    def excess(self, u: Tensor) -> Tensor:
+        """How far the nearer of both phases is."""
+        return torch.minimum(u.abs(), self.least.to(u) - u)
+
+    def excess_scale(self, u: Tensor) -> Tensor:
+        return u.abs() + self.least.to(u)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__ = {**self.__dict__, "least": self.least.to(*args, **kwargs)}
+        return twin
+
+    def __repr__(self) -> str:
+        least = f"{float(self.least):g}" if self.least.numel() == 1 else f"{tuple(self.least.shape)} values"
+        return f"Semicontinuous(least={least})"
