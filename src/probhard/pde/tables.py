@@ -57,6 +57,8 @@ Every law is the exact one; the paper's laws of Stefan and advection ignore that
 - probhard-jump: the same, but the trapezoid sum is to be what the rule makes of a field with this mass and a jump at
   the front, whose place and height the law gives (Rankine and Hugoniot). Exact fields obey it to the second order of
   the spacing; CE is then theirs, from the rule alone. Heat and pme have no jump.
+- probhard-phases: trained as probhard-jump-warm; at inference values are also 0 or at least u*, to which they fall
+  before the jump. Where the front is stays open. On advection this would leave one field, so only Stefan has it.
 - On advection such a mass, the bounds and a sharp front leave one field, so that the network only has to be steep:
   figures near 0 there speak for the constraint, not for the network.
 - MSE where free: without the slices on which mass and bounds leave a single field.

@@ -38,25 +38,27 @@ def _bounds(
 ) -> None:
     """For each k what a profile costs at least, and how far the row stays from where it should be."""
     n, row = len(z), len(a) > 0
-    total, clipped, raised, spread, share = 0.0, 0.0, 0.0, 0.0, 0.0
-    for i in range(n):
-        total += q[i] * z[i] ** 2
-    vanished = total
+    vanished, clipped, raised, size, spread, share = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for k in range(n, -1, -1):  # summed from the last one on: differences of sums would cancel
+        bound[k] = vanished
+        i = n - k if turned else k - 1
+        vanished += q[i] * z[i] ** 2 if k > 0 else 0.0
     for k in range(n + 1):
+        vanished, gap[k] = bound[k], 0.0
         if k > 0:
             i = n - k if turned else k - 1
-            vanished = max(vanished - q[i] * z[i] ** 2, 0.0)
             clipped += q[i] * (min(max(z[i], lower), upper) - z[i]) ** 2
             if row:
                 raised += a[i] * z[i]
+                size += a[i] * abs(z[i])
                 spread += a[i] ** 2 / q[i]
                 share += a[i]
-        bound[k], gap[k] = vanished + clipped, 0.0
+        bound[k] = vanished + clipped
         if row:
             low, high = lower * share, upper * share if share > 0.0 else 0.0
             gap[k] = max(low - most, least - high, 0.0)
-            distance = max(raised - most, least - raised, 0.0)
-            if spread > 0.0:
+            distance = max(raised - most, least - raised) - 1e-12 * (size + abs(least) + abs(most))
+            if spread > 0.0 and distance > 0.0:
                 bound[k] = vanished + max(clipped, distance**2 / spread)
         if (k < n and not may_vanish) or (k > 0 and lower > upper):
             gap[k] = np.inf
