@@ -147,6 +147,17 @@ def test_a_mass_may_be_known_within_something() -> None:
     torch.testing.assert_close(value[1], z[1], rtol=1e-14, atol=0)  # inside already
 
 
+def test_a_mass_may_know_of_a_jump() -> None:
+    x, place, fall = ARRAYS["x"], np.array([0.07, 0.35, 0.9]), np.array([1.0, 0.5, 2.0])
+    arrays = {"x": x, "place": place, "fall": fall, "mass": place * fall}  # steps from fall to 0
+    spec = {"constraints": [{"conservation": {"mass": "mass", "place": "place", "fall": "fall"}}]}
+    found = constraint_from(spec, Data(cells_from(spec, arrays, (3, NX)), arrays))
+    steps = torch.tensor(np.where(x <= place[:, None], fall[:, None], 0.0))
+    assert float(found.violation(steps).max()) < 1e-15
+    plain = constraint_from([{"conservation": {"mass": "mass"}}], Data(cells_from(spec, arrays, (3, NX)), arrays))
+    assert float(plain.violation(steps).min()) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -157,6 +168,8 @@ def test_a_mass_may_be_known_within_something() -> None:
         ([{"conservation": {"mass": None}}], "mass is None"),
         ([{"conservation": {"mass": "A"}}], r"mass has shape \(2, 5\), the fields need \(3,\)"),
         ([{"conservation": {"mass": "total", "within": -0.1}}], "within is -0.1"),
+        ([{"conservation": {"mass": "total", "place": 0.5}}], "conservation: It got place=0.5 and fall=None"),
+        ([{"semicontinuous": {"least": -1}}], "semicontinuous: .* the least value -1"),
         ([{"linear_equality": {"matrix": "b"}}], r"matrix has shape \(3, 2\)"),
         ([{"box": {"lower": "b"}}], r"lower has shape \(3, 2\), the fields need \(3, 5\)"),
         ([{"total_variation": 2.0}], r"Write '- total_variation: \{bound, axis\}'"),

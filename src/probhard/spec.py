@@ -27,6 +27,7 @@ from torch import Tensor
 
 from probhard import constraints as library
 from probhard.constraints import Constraint, trapezoid_weights
+from probhard.constraints.conservation import jump_excess
 from probhard.errors import ParameterError, ShapeError
 from probhard.fields import Cells, true
 
@@ -256,9 +257,20 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.tensor(array, dtype=torch.float64)
 
 
-def _conservation(data: Data, mass: Any, weights: Any = None, within: Any = None) -> Constraint:
+def _conservation(
+    data: Data, mass: Any, weights: Any = None, within: Any = None, place: Any = None, fall: Any = None
+) -> Constraint:
     row = data.shared(("weights", str(weights)), lambda: data.weights(weights))
     total = data.each("mass", mass)
+    if place is not None or fall is not None:
+        cells, axis = data.cells, data.cells.order[-1]
+        if place is None or fall is None or len(cells.order) > 1 or cells.inside is not None or axis not in data.arrays:
+            raise ParameterError(
+                f"It got place={place!r} and fall={fall!r} of a jump, for events over {', '.join(cells.order)}.",
+                "What the trapezoid rule makes of a jump needs its place, its fall, and one axis with coordinates.",
+                "Give both, put all other axes into 'per', and leave out the mask.",
+            )
+        total = total + jump_excess(_tensor(data.arrays[axis]), data.each("place", place), data.each("fall", fall))
     if within is None:
         return library.Conservation(row, total)
     slack = data.each("within", within)
