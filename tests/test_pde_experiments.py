@@ -46,6 +46,7 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
     assert by_name["probconserv"]["mse"] == by_name["probhard-inf"]["mse"]
     page = (tmp_path / "quick" / "pde-linear.md").read_text()
     assert "### pme; trained with crps, 2 epochs, seeds 0" in page
+    assert ".png" not in page  # there is no profile of it
     assert "| 7.95 | 20.2 | 2.02 |" in next(row for row in page.splitlines() if row.startswith("| base |"))
     before = (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns
     lines = run(tmp_path, *few, "--methods", "base,softc")
@@ -69,6 +70,18 @@ def test_sums_that_exact_fronts_have_hold_in_training_or_afterwards(tmp_path: Pa
     assert lines[0]["ce_draws"] == pytest.approx(float(gap.max()), rel=1e-7)
 
 
+def test_phases_are_there_at_inference_and_in_the_figure(tmp_path: Path) -> None:
+    lines = run(tmp_path, "pde-linear", "--problems", "stefan", "--scores", "crps", "--methods", "base,probhard-phases")
+    line = lines[-1]
+    assert line["method"] == "probhard-phases"
+    assert line["infeasible"] == line["outside_bounds"] == 0
+    assert line["ce_draws"] <= 0.5 / 99 + 1e-12
+    found = np.array(line["profile"]["mean"])
+    assert bool(((found == 0) | (found >= 0.625)).all())
+    assert "pde-linear.png" in (tmp_path / "quick" / "pde-linear.md").read_text()
+    assert (tmp_path / "quick" / "pde-linear.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_smallest_figures_of_all_rows_and_of_those_that_obey() -> None:
     def line(method: str, mse: float, crps: float, ce: float) -> dict[str, Any]:
         figures = {"mse": mse, "crps": crps, "ce_mean": ce, "ce_draws": ce, "seconds": 1.0}
@@ -88,8 +101,9 @@ def test_warm_ups_and_problems_of_rows(tmp_path: Path) -> None:
 
     linear, nonlinear = units("pde-linear"), units("pde-nonlinear")
     assert {row: warm for (_, row), warm in linear.items() if warm} == dict.fromkeys(
-        ["probhard-physics-warm", "probhard-jump-warm"], 50
+        ["probhard-physics-warm", "probhard-phases", "probhard-jump-warm"], 50
     )
+    assert [problem for problem, row in linear if row == "probhard-phases"] == ["stefan"]
     assert [problem for problem, row in linear if row == "probhard-jump-warm"] == ["advection", "stefan"]
     assert {warm for (_, row), warm in nonlinear.items() if row != "base"} == {15}
     assert {warm for (_, row), warm in units("pde-nonlinear", quick=True).items() if row != "base"} == {190}
@@ -118,9 +132,8 @@ def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytes
 
     lines = [line("base", 150), line("probhard-or", 150), line("probhard-or", 500)]
     path = tmp_path / "f.png"
-    assert tables.profiles(path, lines, "Front", ["base", "probhard-or"], 0.25) == [path]
-    assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"], 0.25) == [path]
-    assert tables.profiles(path, lines, "Front", ["hardc"], 0.25) == []
+    assert tables.profiles(path, lines, "Front", ["base", "probhard-or"], 0.25) == path
+    assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"], 0.25) == path
     assert titles == ["Front, t = 0.250; 150 epochs", "Front, t = 0.250; 500 epochs"]
 
 

@@ -74,8 +74,6 @@ flux law; without such an ending, all of it. -inf: at inference only.
 
 CE is large where the flux law is not obeyed, because the flux at x = 0 is a difference over one cell of width 0.01, and
 larger still where the first value alone is set right. The paper's CE is that of its own form of the law.
-
-![Profile](pde-nonlinear.png)
 """,
     "tvd": """
 Every row of total variation also keeps 0 <= u <= 1, which the paper's does not: that no value is negative is by
@@ -84,8 +82,6 @@ never grows in time. Shares of negative values are those of all draws in the tab
 base is trained again for this table, so its figures differ a little from those of pde-linear.md. The profile is at
 t = 0.152: by t = 0.505, which the paper names, this front has left. Where the place of the front is uncertain, steep
 draws differ more from each other than smeared ones, so the spread is larger.
-
-![Profile](tvd.png)
 """,
 }
 FINDINGS = {  # what the committed lines show
@@ -105,6 +101,7 @@ is.
 """,
 }
 SHOWN = {
+    "pde-linear": ("Stefan, u* = 0.625", ("base", "probconserv", "probhard-physics-inf", "probhard-phases")),
     "pde-nonlinear": ("Porous medium, m = 3.88", ("base", "probconserv", "probhard-inf", "probhard-or")),
     "tvd": ("Advection, beta = 1.5", ("base", "probconserv", "probhard-tv", "probhard-tvd")),
 }
@@ -170,12 +167,17 @@ def write(folder: Path, table: str, lines: Sequence[Line], quick: bool = False) 
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{table}.md"
     page.write_text(render(table, lines, quick))
-    if table not in SHOWN:
+    shown, profile = _shown(table, lines), TABLES[table].profile
+    if not shown:
         return [page]
-    title, methods = SHOWN[table]
-    profile = TABLES[table].profile
     assert profile is not None
-    return [page, *profiles(folder / f"{table}.png", lines, title, methods, profile[1])]
+    return [page, profiles(folder / f"{table}.png", shown, *SHOWN[table], profile[1])]
+
+
+def _shown(table: str, lines: Sequence[Line]) -> list[Line]:
+    """The lines that a figure can show."""
+    _, methods = SHOWN[table]
+    return [line for line in lines if "profile" in line and line["score"] == "crps" and line["method"] in methods]
 
 
 def render(table: str, lines: Sequence[Line], quick: bool = False) -> str:
@@ -197,6 +199,7 @@ def render(table: str, lines: Sequence[Line], quick: bool = False) -> str:
         "Means over seeds, +- population standard deviation. Rows are sorted by CRPS.",
         "",
         LEGEND[table].lstrip("\n"),
+        *([f"![{SHOWN[table][0]}, of one seed]({table}.png)", ""] if _shown(table, lines) else []),
         *([FINDINGS[table]] if table in FINDINGS and not quick else []),
     ]
     return "\n".join([*head, *_best(table, parts), *(_part(table, key, parts[key]) for key in sorted(parts, key=str))])
@@ -329,18 +332,15 @@ def _unit(unit: float) -> str:
     return "%" if unit == 1e-2 else f"{unit:.0e}".replace("e-0", "e-")
 
 
-def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[str], time: float) -> list[Path]:
-    """Mean and 3 standard deviations near the front, one panel per method; nothing if the lines hold no profile.
+def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[str], time: float) -> Path:
+    """Mean and 3 standard deviations near the front, one panel per method, of lines that hold a profile.
 
     All panels are of one seed and number of epochs: those with the most methods, then the longest, then the first seed.
     The time is that of profiles which do not say theirs.
     """
     alike: dict[tuple[int, int], dict[str, Line]] = {}
     for line in lines:
-        if "profile" in line and line["score"] == "crps" and line["method"] in methods:
-            alike.setdefault((line["epochs"], -line["seed"]), {})[line["method"]] = line
-    if not alike:
-        return []
+        alike.setdefault((line["epochs"], -line["seed"]), {})[line["method"]] = line
     (epochs, _), found = max(alike.items(), key=lambda item: (len(item[1]), item[0]))
     shown = [method for method in methods if method in found]
     figure = Figure(figsize=(3.4 * len(shown), 6.4), dpi=110, layout="constrained")
@@ -370,7 +370,7 @@ def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[st
     time = found[shown[0]]["profile"].get("time", time)
     figure.suptitle(f"{title}, t = {time:.3f}; {epochs} epochs")
     figure.savefig(path)
-    return [path]
+    return path
 
 
 def _front(exact: Sequence[float]) -> float:
