@@ -208,6 +208,44 @@ def test_violation_is_the_way_to_the_nearer_phase():
     assert "zeros" in constraint.algorithm
 
 
+ONES, SINGLE = torch.ones(3, dtype=torch.float64), torch.float32
+FALLING, HALF = ph.Monotone("decreasing"), ph.Semicontinuous(0.6)
+
+
+def between(least, most, row=ONES):
+    return ph.LinearInequality.between(row, torch.tensor(least).double(), torch.tensor(most).double())
+
+
+EDGES = {
+    "no upper end": ([0.1, 0.1, 0.1], HALF & FALLING & between(1.0, torch.inf), [0.6, 0.6, 0.0]),
+    "a far upper end": ([0.1, 0.1, 0.1], HALF & FALLING & between(1.0, 1e14), [0.6, 0.6, 0.0]),
+    "no lower end": ([0.6, 0.6, 0.6], HALF & FALLING & between(-torch.inf, 1.0), [0.6, 0.0, 0.0]),
+    "no zeros": ([0.1, 0.1, 0.1], HALF & FALLING & ph.Box(0.2) & between(-torch.inf, 9.0), [0.6, 0.6, 0.6]),
+    "weights of 0": (
+        [0.7, 0.3, 0.1], HALF & FALLING & ph.Conservation(torch.tensor([0.0, 1.0, 1.0]).double(), 0.0), [0.7, 0.0, 0.0],
+    ),
+    "a small weight": (
+        [0.1, 0.0, 0.0], HALF & FALLING & ph.Conservation(torch.tensor([1e-13, 1.0, 1.0]).double(), 7e-14),
+        [0.7, 0.0, 0.0],
+    ),
+    "a sum of 0 but for rounding": ([0.7, 0.3, 0.1], HALF & FALLING & ph.Conservation(ONES, 1e-16), [0.0, 0.0, 0.0]),
+    "far points": ([1.0, -1e160, 1.0], ph.Semicontinuous(0.5), [1.0, 0.0, 1.0]),
+    "least and upper of other precisions": (
+        [0.9, 0.8, 0.1], ph.Semicontinuous(0.7) & ph.Box(0.0, torch.tensor(0.7, dtype=SINGLE)), [0.7, 0.7, 0.0],
+    ),
+    "and the other way round": (
+        [0.9, 0.8, 0.1], ph.Semicontinuous(torch.tensor(0.6, dtype=SINGLE)) & ph.Box(0.0, 0.6), [0.6, 0.6, 0.0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_at_the_edges(name):
+    z, constraint, expected = EDGES[name]
+    value = ph.DPPL("orthogonal").project(torch.tensor(z), constraint).value
+    torch.testing.assert_close(value, torch.tensor(expected), rtol=1e-7, atol=1e-15)
+
+
 REFUSED = {
     "negative": (lambda z: ph.Semicontinuous(-0.5), ParameterError, "-0.5"),
     "infinite": (lambda z: ph.Semicontinuous(torch.tensor([1.0, torch.inf])), ParameterError, "inf"),
@@ -224,6 +262,16 @@ REFUSED = {
     "a sum between two numbers of zeros": (
         lambda z: ph.Semicontinuous(1.0) & ph.Box(0.0, 1.0) & ph.Monotone() & ph.Conservation(ROW, 1.0),
         InfeasibleError, "at least 1",
+    ),
+    "bounds that leave nothing": (
+        lambda z: ph.Semicontinuous(0.6) & ph.Box(0.2, 0.5) & ph.Monotone(), InfeasibleError, "leave no values",
+    ),
+    "bounds that leave nothing, and a sum": (
+        lambda z: ph.Semicontinuous(0.6) & ph.Box(0.2, 0.5) & ph.Monotone() & ph.Conservation(ROW, 1.0),
+        InfeasibleError, "no values that are 0",
+    ),
+    "slices that do not divide": (
+        lambda z: ph.Semicontinuous(0.6) & ph.Monotone(slices=4), ShapeError, "4 slices",
     ),
     "more than all": (
         lambda z: ph.Semicontinuous(1.0) & ph.Box(0.0, 1.0) & ph.Monotone() & ph.Conservation(ROW, 9.0),
@@ -276,6 +324,12 @@ def test_exact_fronts_have_two_phases(name):
         assert float(rule.violation(value).max()) < 1e-10
         errors.append(float((value - exact).square().mean()))
     assert errors[1] < 0.8 * errors[0]
+
+
+def test_default_masses_ask_fronts_for_what_no_phases_have():
+    problem = PROBLEMS["advection"](dtype=torch.float64)
+    with pytest.raises(InfeasibleError, match="mass='jump'"):
+        ph.DPPL("orthogonal").project(torch.zeros(2000), problem.physics(1.3, phases=True))
 
 
 def test_a_wave_has_no_phases():

@@ -158,6 +158,13 @@ def test_a_mass_may_know_of_a_jump() -> None:
     assert float(plain.violation(steps).min()) > 1e-3
 
 
+def test_least_values_may_be_of_events() -> None:
+    spec = {"constraints": [{"semicontinuous": {"least": "total"}}]}
+    found = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
+    value = ph.DPPL("orthogonal").project(torch.full((3, NX), 0.9, dtype=torch.float64), found).value
+    torch.testing.assert_close(value, torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64).expand(3, NX))
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -169,6 +176,8 @@ def test_a_mass_may_know_of_a_jump() -> None:
         ([{"conservation": {"mass": "A"}}], r"mass has shape \(2, 5\), the fields need \(3,\)"),
         ([{"conservation": {"mass": "total", "within": -0.1}}], "within is -0.1"),
         ([{"conservation": {"mass": "total", "place": 0.5}}], "conservation: It got place=0.5 and fall=None"),
+        ([{"conservation": {"mass": 1, "place": 0.5, "fall": 1, "weights": "edge"}}], "leave out the mask, weights"),
+        ([{"conservation": {"mass": 1, "place": float("nan"), "fall": 1}}], "The place of a jump has 1 "),
         ([{"semicontinuous": {"least": -1}}], "semicontinuous: .* the least value -1"),
         ([{"linear_equality": {"matrix": "b"}}], r"matrix has shape \(3, 2\)"),
         ([{"box": {"lower": "b"}}], r"lower has shape \(3, 2\), the fields need \(3, 5\)"),

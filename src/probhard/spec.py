@@ -264,11 +264,13 @@ def _conservation(
     total = data.each("mass", mass)
     if place is not None or fall is not None:
         cells, axis = data.cells, data.cells.order[-1]
-        if place is None or fall is None or len(cells.order) > 1 or cells.inside is not None or axis not in data.arrays:
+        whole = len(cells.order) == 1 and cells.inside is None and axis in data.arrays
+        if place is None or fall is None or not whole or weights is not None or VOLUMES in data.arrays:
             raise ParameterError(
                 f"It got place={place!r} and fall={fall!r} of a jump, for events over {', '.join(cells.order)}.",
-                "What the trapezoid rule makes of a jump needs its place, its fall, and one axis with coordinates.",
-                "Give both, put all other axes into 'per', and leave out the mask.",
+                "What the trapezoid rule makes of a jump needs both, one axis with coordinates, and no other weights.",
+                f"Give both and the coordinates {axis!r}, put all other axes into 'per', and leave out the mask, "
+                f"weights and {VOLUMES}.",
             )
         total = total + jump_excess(_tensor(data.arrays[axis]), data.each("place", place), data.each("fall", fall))
     if within is None:
@@ -369,6 +371,14 @@ def _ball(data: Data, radius: Any, center: Any = 0.0) -> Constraint:
     return library.Ball(data.each("radius", radius), data.everywhere("center", center))
 
 
+def _semicontinuous(data: Data, least: Any) -> Constraint:
+    """One least value per cell or, where the array has no such shape, per event."""
+    try:
+        return library.Semicontinuous(data.everywhere("least", least))
+    except ShapeError:
+        return library.Semicontinuous(data.each("least", least).unsqueeze(-1))
+
+
 REGISTRY: dict[str, Callable[..., Constraint]] = {
     "ball": _ball,
     "box": _box,
@@ -378,7 +388,7 @@ REGISTRY: dict[str, Callable[..., Constraint]] = {
     "linear_inequality": _linear_inequality,
     "monotone": _monotone,
     "nonnegative": lambda data: library.NonNegative(),
-    "semicontinuous": lambda data, least: library.Semicontinuous(data.everywhere("least", least)),
+    "semicontinuous": _semicontinuous,
     "simplex": lambda data, total=1.0: library.Simplex(data.each("total", total)),
     "total_variation": _total_variation,
     "total_variation_diminishing": _diminishing,

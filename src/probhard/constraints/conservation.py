@@ -47,6 +47,9 @@ def jump_excess(grid: Tensor, place: Tensor, fall: Tensor) -> Tensor:
         place: Where the jump is, (*batch,).
         fall: The value before the jump less that behind it, (*batch,).
     """
+    if checking():
+        check_finite("The place of a jump", place)
+        check_finite("The fall of a jump", fall)
     last = torch.searchsorted(grid, place.contiguous(), right=True) - 1  # the last point up to the jump
     cell = last.clamp(0, len(grid) - 2)
     return torch.where(last == cell, fall * ((grid[cell] + grid[cell + 1]) / 2 - place), 0.0)

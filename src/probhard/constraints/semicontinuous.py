@@ -27,7 +27,7 @@ class Semicontinuous(Constraint):
         if checking() and not bool(((self.least >= 0) & torch.isfinite(self.least)).all()):
             bad = self.least[~((self.least >= 0) & torch.isfinite(self.least))]
             raise ParameterError(
-                f"Semicontinuous got the least value {float(bad.flatten()[0]):g}.",
+                f"Semicontinuous got the least value {float(bad.detach().flatten()[0]):g}.",
                 "It is the smallest size of a value that is not 0.",
                 "Pass finite numbers of at least 0.",
             )
@@ -54,5 +54,5 @@ class Semicontinuous(Constraint):
         return twin
 
     def __repr__(self) -> str:
-        least = f"{float(self.least):g}" if self.least.numel() == 1 else f"{tuple(self.least.shape)} values"
+        least = f"{float(self.least.detach()):g}" if self.least.numel() == 1 else f"{tuple(self.least.shape)} values"
         return f"Semicontinuous(least={least})"

@@ -24,7 +24,7 @@ from torch import Tensor
 from probhard.constraints.base import Constraint
 from probhard.constraints.curved import Ball
 from probhard.constraints.linear import LinearEquality, broadcast_batch
-from probhard.constraints.polyhedron import Monotone
+from probhard.constraints.polyhedron import Monotone, profile_width
 from probhard.constraints.variation import TotalVariation
 from probhard.covariance import Covariance, Diagonal
 from probhard.errors import ParameterError, checking
@@ -39,7 +39,7 @@ from probhard.projectors.gathered import Gathered, gather
 from probhard.projectors.lifting import shared
 from probhard.projectors.linear import LinearProjector
 from probhard.projectors.nonlinear import NonlinearProjector
-from probhard.projectors.pooled import PooledProjector
+from probhard.projectors.pooled import ATTAINED, PooledProjector
 from probhard.projectors.program import ProgramProjector
 from probhard.structure.disjoint import DisjointRows
 
@@ -113,16 +113,22 @@ def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProj
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
+        profile_width(parts.variables, slices)
         least, found = _least(parts, slices, like), _profile(parts, slices, like, options)
         if least is not None and found is not None and (found[2] is None or bool((found[2] >= 0).all())):
             lower, upper, a, mass, most = found
+            if upper is not None and parts.box is not None:  # equal, but for rounding to the precision of one of them
+                data = (weight.variance, parts.box.upper, *(part.least for part in parts.phases))
+                close = max(ATTAINED[x.dtype] for x in data)
+                least = torch.where((least > upper) & (least - upper <= close * least), upper, least)
             return PooledProjector(direction, None, lower, upper, a, mass, weight, slices, most, least)
     raise ParameterError(
         f"Values that are 0 or at least so much were joined with others in {parts.constraint!r}, under a metric of the "
         f"kind {type(weight).__name__}.",
-        "Their zeros are searched for along monotone profiles, with uniform bounds, one row each of weights that are "
-        "not negative, and a diagonal metric.",
-        "Join Semicontinuous with Monotone, Box and a Conservation per profile, or use it alone.",
+        "Their zeros are searched for along whole monotone profiles, each with one least value, uniform bounds and at "
+        "most one row, the same for all, of weights that are not negative, and under a diagonal metric.",
+        "Join Semicontinuous with one Monotone, a Box, and a Conservation or LinearInequality.between per profile, or "
+        "use it alone.",
     )
 
 

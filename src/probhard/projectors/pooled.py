@@ -183,13 +183,20 @@ class PooledProjector(Projector):
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         if self.least is None or not bool(z.isfinite().all()):
             return None
-        bad = ~stats.converged
+        bad, (low, high) = ~stats.converged, (float(x) for x in self.least.detach().aminmax())
+        values = f"0 or at least {low:.6g}{'' if low == high else f' (up to {high:.6g})'}"
+        if self.mass is None:
+            return InfeasibleError(
+                f"In {int(bad.sum())} of {bad.numel()} points the bounds leave no values that are {values}.",
+                "They leave out 0 and end below the least value.",
+                "Relax the bounds, or lower the least value.",
+            )
         return InfeasibleError(
-            f"{int(bad.sum())} of {bad.numel()} points have a profile that no values make which are 0 or at least "
-            f"{float(self.least.min()):.6g} to {float(self.least.max()):.6g}.",
-            "With so many values at their bounds the sum is too small, with one more it is too large.",
-            "Lower the least value, or correct the sum: of a front between two grid points the trapezoid rule gives "
-            "that of Conservation.trapezoid(grid, mass, jump=(place, fall)).",
+            f"In {int(bad.sum())} of {bad.numel()} points no values that are {values} and within their bounds have the "
+            "sum that is asked for.",
+            "With so many values that are not 0 the sum is too small, with one more it is too large.",
+            "Lower the least value, or correct the sum: the trapezoid rule makes that of Conservation.trapezoid(grid, "
+            "mass, jump=(place, fall)) of a jump between two grid points; in problem.physics, mass='jump'.",
         )
 
 
