@@ -223,6 +223,11 @@ def test_cells_show_mean_and_spread_over_seeds() -> None:
     assert "1.5 hours" in page
     assert "seeds 0, 1, 2" in page
     assert "| 0.029 | 1.76 | 0.396 |" in page
+    assert "| method | MSE" in page
+    apart = tables.render("pde-linear", [*lines, {**lines[0], "method": "softc"}])
+    assert "| method | seeds | MSE" in apart
+    assert "| softc | 0 | 0.01 |" in apart
+    assert "| base | 0, 1, 2 | 0.02 +- 0.0082 |" in apart
 
 
 @pytest.mark.parametrize("name", list(tables.NEAREST))

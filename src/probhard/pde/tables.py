@@ -273,7 +273,11 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
     units |= {name: unit for name, unit in FURTHER[table].items() if any(line.get(name) is not None for line in lines)}
     paper, missed = PAPER.get(key[:-1], {}), PAPER_CE.get(key[:-1], {})
     seeds = sorted({line["seed"] for line in lines})
-    head = [f"{TITLES[name]} ({_unit(unit)})" for name, unit in units.items()]
+    methods = {
+        line["method"]: sorted(one["seed"] for one in lines if one["method"] == line["method"]) for line in lines
+    }
+    apart = any(found != seeds for found in methods.values())  # not all rows have all seeds
+    head = [*(["seeds"] if apart else []), *(f"{TITLES[name]} ({_unit(unit)})" for name, unit in units.items())]
     if paper:
         head += ["paper's MSE", "paper's CE", "paper's CRPS"]
     text = [
@@ -282,8 +286,9 @@ def _part(table: str, key: tuple[Any, ...], lines: Sequence[Line]) -> str:
         f"| method | {' | '.join(head)} |",
         f"|---|{'---|' * len(head)}",
     ]
-    for method in sorted({line["method"] for line in lines}, key=lambda name: (_mean(lines, name, "crps"), name)):
-        cells = [_cell(lines, method, name, unit) for name, unit in units.items()]
+    for method in sorted(methods, key=lambda name: (_mean(lines, name, "crps"), name)):
+        cells = [", ".join(map(str, methods[method]))] if apart else []
+        cells += [_cell(lines, method, name, unit) for name, unit in units.items()]
         if paper:
             mse, crps = paper.get(method, ("", ""))
             cells += [f"{value}" for value in (mse, missed.get(method, 0) if method in paper else "", crps)]
