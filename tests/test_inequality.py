@@ -158,6 +158,18 @@ def test_points_of_the_set_stay_and_projecting_twice_changes_nothing(name, metri
         assert entry.outside(again.value) == 0
 
 
+def test_points_on_a_curved_edge_stay_whatever_their_multipliers_round_to():
+    """Of 2,000, of which a plain test of signs leaves some undecided."""
+    generator = torch.Generator().manual_seed(0)
+    row, center = 0.1 + torch.rand(6, generator=generator), torch.rand(6, generator=generator)
+    edge = ph.Ball(1.0, center) & ph.Conservation(row, row @ center + 0.2)
+    layer = ph.DPPL("orthogonal")
+    once = layer.project(center + 3 * torch.randn(2000, 6, generator=generator), edge).value
+    again = layer.project(once, edge)
+    assert again.stats.converged.all()
+    torch.testing.assert_close(again.value, once, rtol=1e-12, atol=1e-12)
+
+
 @each_set
 def test_kinks_are_deterministic(name):
     entry, constraint = made(name)

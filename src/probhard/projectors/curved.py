@@ -34,6 +34,7 @@ ROUNDS = 3
 SWEEPS = 12  # of the sides, where bounds are the only inequalities
 TRIES = 2  # sweeps that a point may end without coming to rest on its face
 NEAR = 1e-9  # how far beyond a bound counts as on it, relative to the terms
+STILL = 1e-12  # how far a point may move, relative to its size, and count as where it was
 
 
 class CurvedProjector(Projector):
@@ -180,9 +181,12 @@ class CurvedProjector(Projector):
         slack = torch.cat([state.u[..., :n], self.function.slacks(equation, state.u)], -1)
         target = torch.where(free, slack, moved)
         near = NEAR * (target.abs() + held.abs() + centre.abs())
-        after = side.masked_fill((side < 0) & (target > programme.lower + near), 0)
+        # of a point that is where it was, multipliers are rounding, and so is what they pull off
+        way, size = (state.u - centre)[..., :n].abs().amax(-1), centre[..., :n].abs().amax(-1)
+        moves = (way > STILL * size).unsqueeze(-1)
+        after = side.masked_fill((side < 0) & (target > programme.lower + near) & moves, 0)
         after = after.masked_fill(
-            (side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper), 0
+            (side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper) & moves, 0
         )
         after = after.masked_fill(free & (target < programme.lower - near), -1)
         after = after.masked_fill(free & (target > programme.upper + near), 1)
