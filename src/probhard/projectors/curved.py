@@ -34,7 +34,7 @@ ROUNDS = 3
 SWEEPS = 12  # of the sides, where bounds are the only inequalities
 TRIES = 2  # sweeps that a point may end without coming to rest on its face
 NEAR = 1e-9  # how far beyond a bound counts as on it, relative to the terms
-STILL = 1e-12  # how far a point may move, relative to its size, and count as where it was
+ROUNDING = 1e-12  # of a function, relative to its terms
 
 
 class CurvedProjector(Projector):
@@ -181,9 +181,11 @@ class CurvedProjector(Projector):
         slack = torch.cat([state.u[..., :n], self.function.slacks(equation, state.u)], -1)
         target = torch.where(free, slack, moved)
         near = NEAR * (target.abs() + held.abs() + centre.abs())
-        # of a point that is where it was, multipliers are rounding, and so is what they pull off
+        if bool((free & (target < 0))[..., n:].any()):  # beyond a function: by more than it is rounded by?
+            near = torch.cat([near[..., :n], near[..., n:] + ROUNDING * self.function.sizes(equation, state.u)], -1)
+        # of a point that hardly moves, multipliers are rounding, and so is what they pull off
         way, size = (state.u - centre)[..., :n].abs().amax(-1), centre[..., :n].abs().amax(-1)
-        moves = (way > STILL * size).unsqueeze(-1)
+        moves = (way > newton.STATIONARY * size).unsqueeze(-1)
         after = side.masked_fill((side < 0) & (target > programme.lower + near) & moves, 0)
         after = after.masked_fill(
             (side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper) & moves, 0
@@ -299,8 +301,14 @@ class Functions:
 
     def slacks(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
         """``-g(u)`` at the variables of v, (L, inequalities)."""
-        plain = torch.cat([v[..., : self.variables], self.nothing(v.shape[:-1])], -1)
-        return -equation.residual(plain)[..., self.unequal]
+        return -equation.residual(self._plain(v))[..., self.unequal]
+
+    def sizes(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
+        """The terms of ``g(u)`` that should cancel, (L, inequalities)."""
+        return equation.scale(self._plain(v))[..., self.unequal]
+
+    def _plain(self, v: Tensor) -> Tensor:
+        return torch.cat([v[..., : self.variables], self.nothing(v.shape[:-1])], -1)
 
     def pinned(self, z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Known values as bounds that leave no room."""
