@@ -24,7 +24,7 @@ from torch import Tensor
 from probhard.constraints.base import Constraint
 from probhard.constraints.curved import Ball
 from probhard.constraints.linear import LinearEquality, broadcast_batch
-from probhard.constraints.polyhedron import Monotone, profile_width
+from probhard.constraints.polyhedron import Monotone, profiles
 from probhard.constraints.variation import TotalVariation
 from probhard.covariance import Covariance, Diagonal
 from probhard.errors import ParameterError, checking
@@ -113,7 +113,6 @@ def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProj
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
-        profile_width(parts.variables, slices)
         least, found = _least(parts, slices, like), _profile(parts, slices, like, options)
         if least is not None and found is not None and (found[2] is None or bool((found[2] >= 0).all())):
             lower, upper, a, mass, most = found
@@ -156,7 +155,7 @@ def _least(parts: Gathered, slices: int, like: Tensor) -> Tensor | None:
     least = parts.phases[0].least.to(like)
     for part in parts.phases[1:]:
         least = torch.maximum(least, part.least.to(like))
-    profile = least.expand(*least.shape[:-1], parts.variables).unflatten(-1, (slices, -1))
+    profile = profiles(least.expand(*least.shape[:-1], parts.variables), slices)
     return None if bool((profile != profile[..., :1]).any()) else profile[..., 0]
 
 
