@@ -59,6 +59,13 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
 def test_sums_that_exact_fronts_have_hold_in_training_or_afterwards(tmp_path: Path) -> None:
     names = ["probhard-jump", "probhard-interval", "probhard-interval-tv"]
     lines = run(tmp_path, "pde-linear", "--problems", "advection", "--methods", ",".join(names))
+    law = lines.pop(1)
+    assert law["method"] == "probhard-jump-law"  # the same network, and the trapezoid law in the end
+    assert law["ce_draws"] < 1e-12
+    assert law["ce_mean"] < 1e-11
+    assert law["outside_bounds"] == law["infeasible"] == 0
+    assert law["best_epoch"] == lines[0]["best_epoch"]
+    assert law["crps"] == law["crps_draws"] != lines[0]["crps"]
     assert [line["method"] for line in lines] == names
     for line in lines:
         assert 1e-4 < line["ce_draws"] <= 0.5 / 99 + 1e-12  # half a cell
@@ -71,13 +78,17 @@ def test_sums_that_exact_fronts_have_hold_in_training_or_afterwards(tmp_path: Pa
 
 
 def test_phases_are_there_at_inference_and_in_the_figure(tmp_path: Path) -> None:
-    lines = run(tmp_path, "pde-linear", "--problems", "stefan", "--scores", "crps", "--methods", "base,probhard-phases")
-    line = lines[-1]
-    assert line["method"] == "probhard-phases"
-    assert line["infeasible"] == line["outside_bounds"] == 0
-    assert line["ce_draws"] <= 0.5 / 99 + 1e-12
-    found = np.array(line["profile"]["mean"])
-    assert bool(((found == 0) | (found >= 0.625)).all())
+    rows = "base,probhard-jump-warm"
+    lines = run(tmp_path, "pde-linear", "--problems", "stefan", "--scores", "crps", "--methods", rows)[-3:]
+    warm, phases, law = lines
+    assert [line["method"] for line in lines] == ["probhard-jump-warm", "probhard-phases", "probhard-phases-law"]
+    assert all(line["infeasible"] == line["outside_bounds"] == 0 for line in lines)
+    assert phases["ce_draws"] == pytest.approx(warm["ce_draws"], rel=1e-7)
+    assert phases["ce_draws"] <= 0.5 / 99 + 1e-12
+    assert law["ce_draws"] < 1e-12
+    found = {line["method"]: np.array(line["profile"]["mean"]) for line in lines}
+    apart = {name: bool(((mean == 0) | (mean >= 0.625)).all()) for name, mean in found.items()}
+    assert apart == {"probhard-jump-warm": False, "probhard-phases": True, "probhard-phases-law": False}
     assert "pde-linear.png" in (tmp_path / "quick" / "pde-linear.md").read_text()
     assert (tmp_path / "quick" / "pde-linear.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -101,9 +112,8 @@ def test_warm_ups_and_problems_of_rows(tmp_path: Path) -> None:
 
     linear, nonlinear = units("pde-linear"), units("pde-nonlinear")
     assert {row: warm for (_, row), warm in linear.items() if warm} == dict.fromkeys(
-        ["probhard-physics-warm", "probhard-phases", "probhard-jump-warm"], 50
+        ["probhard-physics-warm", "probhard-jump-warm"], 50
     )
-    assert [problem for problem, row in linear if row == "probhard-phases"] == ["stefan"]
     assert [problem for problem, row in linear if row == "probhard-jump-warm"] == ["advection", "stefan"]
     assert {warm for (_, row), warm in nonlinear.items() if row != "base"} == {15}
     assert {warm for (_, row), warm in units("pde-nonlinear", quick=True).items() if row != "base"} == {190}
@@ -199,7 +209,9 @@ def test_figures_against_plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_row_names_a_rule_and_every_trained_row_exists() -> None:
     for table in TABLES.values():
         assert all(one.rule in RULES for row in table.rows.values() for _, one in row.chosen())
-        assert set(table.order) == {name for name, row in table.rows.items() if name == "base" or not row.reuses_base}
+        networks = [table.rows[name].network for name in table.order]  # each of them once
+        assert all(networks.count(row.network) == 1 for row in table.rows.values())
+        assert all(row.last in (None, *RULES) for row in table.rows.values())
         assert table.law in RULES
     assert [job.problem for job in experiments.grid("pde-nonlinear", "none", objectives=("crps",)).units[:3]] == [
         "pme-2-3", "pme-3-4", "pme-4-5",

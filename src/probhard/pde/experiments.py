@@ -1,7 +1,7 @@
 """The paper's tables of PDE surrogates: every method on every problem, trained and measured alike.
 
-A job trains one network and measures all that can be made of it: the unconstrained network also serves the methods that
-act at inference only. The figures are those of ``measures`` on 100 test fields.
+A job trains one network and measures all rows that can be made of it: the unconstrained network, for one, also serves
+the methods that act at inference only. The figures are those of ``measures`` on 100 test fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from probhard.method import METHODS, PENALTIES, Method, Step
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.laws import known_values, porous_medium_law
-from probhard.pde.measures import Rule, dataset, drawn, evaluate, profile
+from probhard.pde.measures import Rule, dataset, evaluate, predicted, profile
 from probhard.pde.operators import VarianceNO
 from probhard.pde.problems import PROBLEMS, PorousMedium
 from probhard.records import Records
@@ -85,6 +85,7 @@ class Row:
         rule: A name in ``RULES``; with choices its beginning.
         choices: Penalties of the method, or weights in the rule, to choose from on the validation data.
         after: The rule at inference, if it is another than in training.
+        last: A rule on whose nearest fields mean and draws are put in the end.
         warm_up: Share of the epochs that are trained without the rule at first.
         problems: Those that it is for; none named means all.
     """
@@ -93,6 +94,7 @@ class Row:
     rule: str = "mass"
     choices: Sequence[float] = ()
     after: str | None = None
+    last: str | None = None
     warm_up: float = 0.0
     problems: Sequence[str] = ()
 
@@ -111,15 +113,26 @@ class Row:
         own = schedule.warm_up or round(self.warm_up * schedule.epochs)
         return replace(schedule, warm_up=own if self.warm_up else 0)
 
+    def serves(self, problem: str) -> bool:
+        """Whether it is for a problem."""
+        return not self.problems or problem in self.problems
+
     @property
     def reuses_base(self) -> bool:
         """Whether training is that of the unconstrained network."""
         return self.method.training == Step() and not self.method.penalty
 
     @property
+    def network(self) -> tuple[Any, ...]:
+        """What the trained weights depend on: rows that are alike in it share a network."""
+        if self.reuses_base:
+            return ()
+        return self.method.training, self.method.penalty, self.rule, self.choices, self.warm_up
+
+    @property
     def exact(self) -> bool:
         """Whether the closed-form marginals are those of the draws."""
-        return (self.after or self.rule) == "mass" or self.method.inference == Step()
+        return self.last is None and ((self.after or self.rule) == "mass" or self.method.inference == Step())
 
 
 def _both(metric: str) -> Method:
@@ -153,6 +166,7 @@ class Table:
     few: Mapping[str, Any] = field(default_factory=lambda: {"sizes": (20, 10, 10)})
 
 
+_PHASES = Row(_drawn("oblique"), "jump", after="phases", warm_up=WARM, problems=("stefan",))
 LINEAR = Table(
     "pde-linear",
     "mass",
@@ -165,7 +179,9 @@ LINEAR = Table(
         "probhard-physics-warm": Row(_drawn("oblique"), "physics", warm_up=WARM),
         "probhard-jump": Row(_drawn("oblique"), "jump", problems=JUMPS),
         "probhard-jump-warm": Row(_drawn("oblique"), "jump", warm_up=WARM, problems=JUMPS),
-        "probhard-phases": Row(_drawn("oblique"), "jump", after="phases", warm_up=WARM, problems=("stefan",)),
+        "probhard-phases": _PHASES,
+        "probhard-jump-law": Row(_drawn("oblique"), "jump", last="physics", problems=JUMPS),
+        "probhard-phases-law": replace(_PHASES, last="physics"),
         "probhard-interval": Row(_drawn("oblique"), "interval"),
         "probhard-interval-tv": Row(_drawn("oblique"), "steep", after="steep, interval"),
         "probhard-physics-inf": Row(_after("oblique"), "physics"),
@@ -180,7 +196,6 @@ LINEAR = Table(
         "hardc",
         "softc",
         "probhard-physics-warm",
-        "probhard-phases",
         "probhard-jump-warm",
         "probhard-jump",
         "probhard-interval",
@@ -242,7 +257,7 @@ class Job:
     Args:
         table: A name in ``TABLES``.
         problem: One of the table's problems.
-        trained: The row that is trained; ``base`` also gives the rows that act at inference only.
+        trained: The row that is trained; others that share its network come with it.
         score: ``crps`` or ``nll``, of the training loss.
         seed: Of data, weights and draws.
         schedule: The same for all rows of a table.
@@ -278,8 +293,8 @@ class Job:
         if "m_range" in table.keys:
             key["m_range"] = [problem.lower, problem.upper]
         setting = {"score": self.score, "seed": self.seed, "epochs": self.schedule.epochs}
-        reused = [name for name, row in table.rows.items() if row.reuses_base]
-        names = reused if self.trained == "base" else [self.trained]
+        network = table.rows[self.trained].network
+        names = [name for name, row in table.rows.items() if row.network == network and row.serves(self.problem)]
         return [{**key, "method": name, **setting} for name in names]
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
@@ -302,11 +317,12 @@ class Job:
                 one = next(one for value, one in row.chosen() if value == about.get("choice"))
                 model = self._model(one if one.after is None else replace(one, rule=one.after), exact, backbone)
             generator = torch.Generator().manual_seed(self.seed)
-            figures = evaluate(model, exact, RULES[table.law], test, generator, min(self.draws, table.draws))
+            last = None if row.last is None else RULES[row.last]
+            figures = evaluate(model, exact, RULES[table.law], test, generator, min(self.draws, table.draws), last)
             figures["crps"] = figures["crps_marginals" if row.exact else "crps_draws"]
             line = {**key, **figures, **kept}
             if table.profile is not None and exact.lower <= table.profile[0] <= exact.upper:
-                line["profile"] = profile(model, exact, *table.profile, self.draws)
+                line["profile"] = profile(model, exact, *table.profile, self.draws, last)
             lines.append(line)
         return lines
 
@@ -324,8 +340,8 @@ class Job:
             forecast = model.forecast(validation)
             if exact:
                 return float(scores.crps(forecast, validation.target).mean())
-            draws, _ = drawn(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
-            return float(scores.crps_ensemble(draws, validation.target, estimator="fair").mean())
+            found = predicted(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
+            return float(scores.crps_ensemble(found.draws, validation.target, estimator="fair").mean())
 
     def _train(self, table: Table, problem: Problem, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
         """The network of the best epoch and, where there is a choice, of the best one on the validation data."""
@@ -364,7 +380,7 @@ def grid(
     """
     known = TABLES[table]
     check_choices("problem", problems, list(known.problems))
-    check_choices("method", trained, known.order)  # the others come with base
+    check_choices("method", trained, known.order)  # the others come with these
     check_choices("score", objectives, ("crps", "nll"))
     schedule = known.quick if quick else Schedule(epochs)
     options = {"network": {"width": 8, "modes": (4, 4)}, "compiled": False, **known.few} if quick else {}
@@ -375,6 +391,6 @@ def grid(
         for row in trained or known.order
         for problem in problems or known.problems
         if score in objectives and (score == "crps" or not known.rows[row].method.training.draws)
-        if problem in (known.rows[row].problems or known.problems)
+        if known.rows[row].serves(problem)
     ]
     return Grid(jobs, Records(path, known.keys))

@@ -7,7 +7,7 @@ absolute residuals of the mean; ce_draws, the largest absolute residual of all d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
 from probhard.projected import Projected
+from probhard.projection import DPPL
 
 CHUNK = 10  # fields measured at a time
 
@@ -39,6 +40,7 @@ def evaluate(
     test: Batch,
     generator: torch.Generator,
     count: int = 100,
+    last: Rule | None = None,
 ) -> dict[str, float]:
     """The figures of a model on test fields.
 
@@ -47,6 +49,7 @@ def evaluate(
     which mass and bounds leave a single point. covered_90 is the share of targets in the central 90 % of the draws,
     infeasible the share of draws that the projection flagged.
     ce_mass is ce_mean for the mass, whatever the law is; ce_paper for the paper's mass where that is another.
+    With a ``last`` rule, mean and draws are those of ``predicted``, which have no closed form.
     """
     assert test.target is not None
     total: dict[str, Tensor] = {}
@@ -58,9 +61,10 @@ def evaluate(
         part = Batch(test.inputs[chunk], test.target[chunk], None, test.context[chunk])
         assert part.target is not None
         forecast = model.forecast(part)
-        draws, flagged = drawn(forecast, generator, count)
+        found = predicted(forecast, generator, count, None if last is None else last(problem, part.context))
+        mean, draws = found.mean, found.draws
         rows = law(problem, part.context)
-        error = (forecast.mean - part.target).square()
+        error = (mean - part.target).square()
         free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
         residuals = rows.residual(draws)
         largest = torch.maximum(largest, residuals.abs().max())
@@ -68,19 +72,20 @@ def evaluate(
         figures = {
             "mse": error.mean(-1),
             "mse_draws": (draws.mean(0) - part.target).square().mean(-1),
-            "crps_marginals": scores.crps(forecast, part.target).mean(-1),
             "crps_draws": scores.crps_ensemble(draws, part.target, estimator="fair").mean(-1),
-            "ce_mean": rows.residual(forecast.mean).abs().sum(-1),
+            "ce_mean": rows.residual(mean).abs().sum(-1),
             "ce_squares": residuals.square().sum(-1).mean(0),
             "free_errors": (error * free).sum(-1),
             "free_points": free.to(error).sum(-1),
             "covered_90": scores.coverage(draws, part.target).mean(-1),
             "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
             "negative": (draws < 0).double().mean((0, -1)),
-            "infeasible": flagged.double().mean(0),
+            "infeasible": found.flagged.double().mean(0),
         }
+        if last is None:
+            figures["crps_marginals"] = scores.crps(forecast, part.target).mean(-1)
         for name, other in masses.items():
-            figures[name] = other.constraint(part.context).residual(forecast.mean).abs().sum(-1)
+            figures[name] = other.constraint(part.context).residual(mean).abs().sum(-1)
         for name, value in figures.items():
             total[name] = total.get(name, torch.tensor(0.0)) + value.sum()
     points = float(total.pop("free_points"))
@@ -89,25 +94,44 @@ def evaluate(
     return {**means, "mse_free": free_mse, "ce_draws": float(largest)}
 
 
-def drawn(forecast: Projected | LocationScale, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Draws and whether each of them is flagged as infeasible."""
+@dataclass(frozen=True)
+class Prediction:
+    """Fields that a model predicts, as they are measured."""
+
+    mean: Tensor  # (*batch, n)
+    draws: Tensor  # (S, *batch, n)
+    flagged: Tensor  # (S, *batch), draws that could not be made feasible
+
+
+def predicted(
+    forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
+) -> Prediction:
+    """Mean and draws of a forecast, put on the nearest fields that obey a last constraint if there is one."""
     if isinstance(forecast, Projected):
         solution = forecast.draw((count,), generator)
-        return solution.value, ~solution.stats.converged
-    draws = forecast.sample((count,), generator)
-    return draws, torch.zeros(draws.shape[:-1], dtype=torch.bool)
+        found = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
+    else:
+        draws = forecast.sample((count,), generator)
+        found = Prediction(forecast.mean, draws, torch.zeros(draws.shape[:-1], dtype=torch.bool))
+    if last is None:
+        return found
+    layer = DPPL("orthogonal", on_failure="flag")
+    moved = layer.project(found.draws, last)
+    return Prediction(layer.project(found.mean, last).value, moved.value, found.flagged | ~moved.stats.converged)
 
 
 @torch.no_grad()
-def profile(model: ConstrainedModel, problem: Problem, parameter: float, time: float, count: int) -> dict[str, Any]:
+def profile(
+    model: ConstrainedModel, problem: Problem, parameter: float, time: float, count: int, last: Rule | None = None
+) -> dict[str, Any]:
     """The slice nearest to a time, of the forecast and of so many draws, as the paper's figures show it."""
     one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
-    forecast = model.forecast(one)
-    draws, _ = drawn(forecast, torch.Generator().manual_seed(0), count)
+    generator = torch.Generator().manual_seed(0)
+    found = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))
     assert one.target is not None
     number = int((problem.times - time).abs().argmin())
     cut = slice(number * problem.points, (number + 1) * problem.points)
-    curves = {"exact": one.target[0], "mean": forecast.mean[0], "stddev": draws[:, 0].std(0)}
+    curves = {"exact": one.target[0], "mean": found.mean[0], "stddev": found.draws[:, 0].std(0)}
     kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
     where = {"parameter": parameter, "time": float(problem.times[number])}
-    return {**where, **kept, "negative": float((draws[:, 0, cut] < 0).double().mean())}
+    return {**where, **kept, "negative": float((found.draws[:, 0, cut] < 0).double().mean())}
