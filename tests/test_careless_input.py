@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 import probhard as ph
@@ -150,9 +151,47 @@ def test_masks_are_yes_or_no(score):
 
 def test_complex_rows():
     for kind in (ph.LinearEquality, ph.LinearInequality):
-        for rows in (torch.ones(1, 3, dtype=torch.complex64), np.ones((1, 3), dtype=complex)):
-            with pytest.raises(ph.ParameterError, match="is complex"):
+        for rows in (
+            torch.ones(1, 3, dtype=torch.complex64),
+            np.ones((1, 3), dtype=complex),
+            sp.csr_array(np.ones((1, 3), dtype=complex)),
+        ):
+            with pytest.raises(ph.ParameterError, match=r"[AG]: got the dtype .*complex"):
                 kind(rows)
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda value: ph.Box(value, None), "The lower bound"),
+        (lambda value: ph.Box(None, value), "The upper bound"),
+        (ph.Simplex, "The total of the simplex"),
+        (ph.Ball, "The radius of the ball"),
+        (lambda value: ph.Ball(1.0, value), "The center of the ball"),
+        (ph.TotalVariation, "The bound of the total variation"),
+        (ph.TotalVariationPenalty, "The weight of the total variation"),
+        (ph.Semicontinuous, "The least value"),
+        (lambda value: ph.Conservation(value, 1.0), "The weights"),
+        (lambda value: ph.Conservation(torch.ones(3), value), "The mass"),
+        (ph.LinearEquality, "A"),
+        (lambda value: ph.LinearEquality(torch.ones(1, 3), value), "The right-hand side b"),
+        (ph.LinearInequality, "G"),
+        (lambda value: ph.LinearInequality(torch.ones(1, 3), value), "d"),
+        (lambda value: ph.ConvexProgram(lambda u, p: u <= p, 3, (value,), ((),)), "Argument 0 of the program"),
+    ],
+)
+@pytest.mark.parametrize("value", ["much", ["a", "b"], 1j, np.array([1j]), torch.ones(2, dtype=torch.complex64)])
+def test_data_of_constraints_are_real_numbers(made, name, value):
+    with pytest.raises(ph.ParameterError, match=f"^{name}: got .*Constraints are made of real numbers.*(Pass|Treat)"):
+        made(value)
+
+
+def test_numbers_are_taken_exactly():
+    # as lists, arrays of any kind and whole numbers: in float64, not rounded to torch's default
+    assert float(ph.Ball(1, [0.1, 0.2]).center[0]) == 0.1
+    assert float(ph.Conservation([0.1, 0.2], 1).weights[0]) == 0.1
+    assert float(ph.LinearEquality([[0.1, 0.2]], [0.3]).residual(torch.zeros(2).double())) == -0.3
+    assert ph.Box(np.array([1, 2], dtype=np.int32), None).lower.dtype == torch.float64
 
 
 @pytest.mark.parametrize("draws", [-5, 0, 1])

@@ -5,10 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from probhard.errors import ParameterError, ShapeError
+
+
+def reals(name: str, given: Any) -> Tensor:
+    """The data of a constraint as a real tensor; what is no tensor yet, and whole numbers, in float64."""
+    if isinstance(given, np.ndarray) and np.iscomplexobj(given):
+        given = torch.from_numpy(given)  # a cast would drop the imaginary part
+    if not isinstance(given, Tensor):
+        try:
+            given = torch.as_tensor(given, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParameterError(
+                f"{name}: got {given!r:.60}.",
+                "Constraints are made of real numbers.",
+                "Pass a number, an array or a tensor.",
+            ) from error
+    if given.is_complex():
+        raise ParameterError(
+            f"{name}: got the dtype {given.dtype}.",
+            "Constraints are made of real numbers.",
+            "Treat real and imaginary parts as variables of their own.",
+        )
+    return given if given.is_floating_point() else given.to(torch.float64)
 
 
 class Constraint(ABC):

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, broadcast, checking
 
 
@@ -86,9 +86,7 @@ class NonNegative(Box):
 
 def _bound(value: Any, missing: float, name: str) -> Tensor:
     given = missing if value is None else value
-    bound = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.float64)  # numbers are exact
-    if not bound.is_floating_point():
-        bound = bound.to(torch.float64)
+    bound = reals(f"The {name} bound", given)
     if checking() and bool(torch.isnan(bound).any()):
         raise ParameterError(
             f"The {name} bound has {int(torch.isnan(bound).sum())} NaN entries.",

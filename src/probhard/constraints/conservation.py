@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probhard.constraints.base import reals
 from probhard.constraints.linear import LinearEquality, remembered
 from probhard.covariance import check_finite
 from probhard.errors import ParameterError, ShapeError, checking
@@ -64,8 +65,7 @@ class Conservation(LinearEquality):
     """
 
     def __init__(self, weights: Tensor, mass: Any) -> None:
-        weights = torch.as_tensor(weights)
-        weights = weights if weights.is_floating_point() else weights.to(torch.float64)
+        weights = reals("The weights", weights)
         if weights.dim() != 1:
             raise ShapeError(
                 f"The weights have shape {tuple(weights.shape)}.",
@@ -73,9 +73,7 @@ class Conservation(LinearEquality):
                 "Pass one (n,) vector; use per_slice for the slices of a field.",
             )
         self.weights = weights
-        right = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else weights.dtype)
-        right = right if right.is_floating_point() else right.to(weights.dtype)
-        self._set(conservation_blocks(weights, 1), right.unsqueeze(-1))
+        self._set(conservation_blocks(weights, 1), reals("The mass", mass).unsqueeze(-1))
 
     @classmethod
     def trapezoid(cls, grid: Tensor, mass: Any, jump: tuple[Any, Any] | None = None) -> Conservation:

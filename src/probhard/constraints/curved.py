@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.errors import InfeasibleError, ParameterError, checking
 
@@ -67,9 +67,8 @@ class Ball(NonlinearInequality):
     """
 
     def __init__(self, radius: Any, center: Any = None) -> None:
-        given = torch.as_tensor(radius, dtype=None if isinstance(radius, Tensor) else torch.float64)
-        self.radius = given if given.is_floating_point() else given.to(torch.float64)
-        self.center = None if center is None else torch.as_tensor(center)
+        self.radius = reals("The radius of the ball", radius)
+        self.center = None if center is None else reals("The center of the ball", center)
         self.convex = True
         if checking():
             if not bool((self.radius >= 0).all()):

@@ -82,7 +82,6 @@ class Hierarchy(LinearEquality):
         pick = sp.csr_array(
             (np.ones(len(columns)), (np.arange(len(columns)), columns)), shape=(len(columns), self._variables)
         )
-        values = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64)
         return self & LinearEquality(pick, values)
 
     def aggregate(self, bottom: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.covariance import check_finite
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, broadcast, check_choice, checking
 from probhard.structure.presolve import dependent_rows
@@ -31,18 +31,18 @@ class LinearEquality(Constraint):
 
     def __init__(self, A: Any, b: Any = 0.0, rank: str = "strict") -> None:
         check_choice("rank", rank, ("strict", "reveal"))
-        matrix = A if isinstance(A, Tensor) or sp.issparse(A) else torch.as_tensor(np.asarray(A))
+        matrix = real_matrix("A", A)
         if len(matrix.shape) < 2:
             raise ShapeError(
                 f"A has shape {tuple(matrix.shape)}.",
                 "It needs one row per constraint and one column per variable, (*batch, q, n).",
                 "Write a single row as A[None, :].",
             )
-        self._set(_system_of(real_matrix("A", matrix)), b, rank)
+        self._set(_system_of(matrix), b, rank)
 
     def _set(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
         self.system = system
-        right = torch.as_tensor(b, dtype=None if isinstance(b, Tensor) else torch.float64)
+        right = reals("The right-hand side b", b)
         if right.dim() == 0:
             right = right.expand(system.rows)
         if right.shape[-1] != system.rows:
@@ -51,7 +51,7 @@ class LinearEquality(Constraint):
                 "There is one right-hand side per row, in the last dimension.",
                 f"Give b the shape (*batch, {system.rows}).",
             )
-        self.b = right if right.is_floating_point() else right.to(torch.float64)
+        self.b = right
         broadcast_batch(system.batch_shape, self.b.shape[:-1], "A", "b")
         if checking():
             check_finite("The right-hand side b", self.b)
@@ -212,11 +212,15 @@ def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> to
 
 def real_matrix(name: str, matrix: Any) -> Any:
     """Dense or sparse rows of real numbers; integers become float64."""
-    if matrix.is_complex() if isinstance(matrix, Tensor) else np.iscomplexobj(matrix):
+    if not sp.issparse(matrix):
+        return reals(name, matrix)
+    if np.iscomplexobj(matrix):
         raise ParameterError(
-            f"{name} is complex.", "Constraints are on real variables.", "Stack real and imaginary parts as rows."
+            f"{name}: got the dtype {matrix.dtype}.",
+            "Constraints are made of real numbers.",
+            "Treat real and imaginary parts as variables of their own.",
         )
-    return matrix if not isinstance(matrix, Tensor) or matrix.is_floating_point() else matrix.to(torch.float64)
+    return matrix
 
 
 def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:

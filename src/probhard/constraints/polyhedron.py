@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.constraints.box import Box, NonNegative
 from probhard.constraints.conservation import Conservation
 from probhard.constraints.linear import broadcast_batch, real_matrix, remembered, scipy_from_sparse
@@ -51,19 +51,18 @@ class LinearInequality(Constraint):
     """
 
     def __init__(self, G: Any, d: Any = 0.0) -> None:
-        matrix = G if isinstance(G, Tensor) or sp.issparse(G) else torch.as_tensor(np.asarray(G))
+        matrix = real_matrix("G", G)
         if len(matrix.shape) < 2:
             raise ShapeError(
                 f"G has shape {tuple(matrix.shape)}.",
                 "It needs one row per inequality and one column per variable, (*batch, p, n).",
                 "Write a single row as G[None, :].",
             )
-        self._set(_rows_of(real_matrix("G", matrix)), d)
+        self._set(_rows_of(matrix), d)
 
     def _set(self, rows: InequalityRows, d: Any) -> None:
         self.rows = rows
-        right = torch.as_tensor(d, dtype=None if isinstance(d, Tensor) else torch.float64)
-        right = right if right.is_floating_point() else right.to(torch.float64)
+        right = reals("d", d)
         if right.dim() == 0:
             right = right.expand(rows.map.rows)
         if right.shape[-1] != rows.map.rows:
@@ -229,8 +228,7 @@ class Simplex(Profiles):
     """
 
     def __init__(self, total: Any = 1.0, slices: int = 1) -> None:
-        given = torch.as_tensor(total, dtype=None if isinstance(total, Tensor) else torch.float64)
-        self.total = given if given.is_floating_point() else given.to(torch.float64)
+        self.total = reals("The total of the simplex", total)
         self._set_slices(slices)
         if checking():
             check_finite("The total of the simplex", self.total)

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.covariance import check_finite
 from probhard.errors import ParameterError, ShapeError, broadcast, checking, optional
 from probhard.recent import Recent
@@ -207,8 +207,7 @@ def _structure(describe: Callable[..., Any], variables: int, shapes: Shapes) -> 
 
 
 def _data(value: Any, shape: tuple[int, ...], index: int) -> Tensor:
-    given = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
-    given = given if given.is_floating_point() else given.to(torch.float64)
+    given = reals(f"Argument {index} of the program", value)
     if given.shape[max(0, given.dim() - len(shape)) :] != shape:
         raise ShapeError(
             f"Argument {index} of the program has shape {tuple(given.shape)}, its parameter {shape}.",

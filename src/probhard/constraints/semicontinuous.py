@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.errors import ParameterError, checking
 
 
@@ -22,8 +22,7 @@ class Semicontinuous(Constraint):
     """
 
     def __init__(self, least: Any) -> None:
-        given = torch.as_tensor(least, dtype=None if isinstance(least, Tensor) else torch.float64)
-        self.least = given if given.is_floating_point() else given.to(torch.float64)
+        self.least = reals("The least value", least)
         if checking() and not bool(((self.least >= 0) & torch.isfinite(self.least)).all()):
             bad = self.least[~((self.least >= 0) & torch.isfinite(self.least))]
             raise ParameterError(

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
-from probhard.constraints.base import Constraint
+from probhard.constraints.base import Constraint, reals
 from probhard.constraints.polyhedron import Profiles, profiles
 from probhard.errors import ParameterError, ShapeError, checking
 
@@ -24,8 +23,7 @@ class _Variation(Profiles):
     name = "bound"
 
     def __init__(self, amount: Any, slices: int) -> None:
-        given = torch.as_tensor(amount, dtype=None if isinstance(amount, Tensor) else torch.float64)
-        self.amount = given if given.is_floating_point() else given.to(torch.float64)
+        self.amount = reals(f"The {self.name} of the total variation", amount)
         self._set_slices(slices)
         if checking() and not bool((self.amount >= 0).all()):
             raise ParameterError(
