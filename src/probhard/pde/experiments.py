@@ -166,7 +166,8 @@ class Table:
     few: Mapping[str, Any] = field(default_factory=lambda: {"sizes": (20, 10, 10)})
 
 
-_PHASES = Row(_drawn("oblique"), "jump", after="phases", warm_up=WARM, problems=("stefan",))
+_JUMP = Row(_drawn("oblique"), "jump", warm_up=WARM, problems=JUMPS)
+_PHASES = replace(_JUMP, after="phases", problems=("stefan",))
 LINEAR = Table(
     "pde-linear",
     "mass",
@@ -178,9 +179,9 @@ LINEAR = Table(
         "probhard-physics-or": Row(_drawn("orthogonal"), "physics"),
         "probhard-physics-warm": Row(_drawn("oblique"), "physics", warm_up=WARM),
         "probhard-jump": Row(_drawn("oblique"), "jump", problems=JUMPS),
-        "probhard-jump-warm": Row(_drawn("oblique"), "jump", warm_up=WARM, problems=JUMPS),
+        "probhard-jump-warm": _JUMP,
+        "probhard-jump-warm-law": replace(_JUMP, last="physics"),
         "probhard-phases": _PHASES,
-        "probhard-jump-law": Row(_drawn("oblique"), "jump", last="physics", problems=JUMPS),
         "probhard-phases-law": replace(_PHASES, last="physics"),
         "probhard-interval": Row(_drawn("oblique"), "interval"),
         "probhard-interval-tv": Row(_drawn("oblique"), "steep", after="steep, interval"),
