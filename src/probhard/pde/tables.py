@@ -269,7 +269,9 @@ def _smallest(
     if not found:
         return ""
     _, method, key = min(found, key=lambda one: one[:2])
-    return f"{_cell(parts[key], method, name, unit)} by {method}, {key[-2]}, {key[-1]} epochs"
+    count = len(_values(parts[key], method, name))
+    seeds = "one seed" if count == 1 else f"{count} seeds"
+    return f"{_cell(parts[key], method, name, unit)} by {method}, {key[-2]}, {key[-1]} epochs, {seeds}"
 
 
 def _title(problem: tuple[Any, ...]) -> str:
