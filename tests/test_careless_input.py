@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
@@ -192,6 +193,8 @@ def test_numbers_are_taken_exactly():
     assert float(ph.Conservation([0.1, 0.2], 1).weights[0]) == 0.1
     assert float(ph.LinearEquality([[0.1, 0.2]], [0.3]).residual(torch.zeros(2).double())) == -0.3
     assert ph.Box(np.array([1, 2], dtype=np.int32), None).lower.dtype == torch.float64
+    frame = pd.DataFrame({"a": [0.1], "b": [0.2]})
+    assert float(ph.LinearEquality(frame, frame["a"]).residual(torch.zeros(2).double())) == -0.1
 
 
 @pytest.mark.parametrize("draws", [-5, 0, 1])

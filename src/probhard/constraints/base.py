@@ -14,11 +14,13 @@ from probhard.errors import ParameterError, ShapeError
 
 def reals(name: str, given: Any) -> Tensor:
     """The data of a constraint as a real tensor; what is no tensor yet, and whole numbers, in float64."""
-    if isinstance(given, np.ndarray) and np.iscomplexobj(given):
-        given = torch.from_numpy(given)  # a cast would drop the imaginary part
     if not isinstance(given, Tensor):
         try:
-            given = torch.as_tensor(given, dtype=torch.float64)
+            array = np.asarray(given) if hasattr(given, "__array__") else given  # frames, too
+            if isinstance(array, np.ndarray) and np.iscomplexobj(array):
+                given = torch.from_numpy(array)  # a cast would drop the imaginary part
+            else:
+                given = torch.as_tensor(array, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParameterError(
                 f"{name}: got {given!r:.60}.",
