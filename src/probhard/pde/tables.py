@@ -96,9 +96,9 @@ about the place of a front than its half cell costs. The sum of a jump is an exa
 the smallest errors on both. What is left on Stefan are values between 0 and u* at the two points beside the front;
 probhard-phases allows none, at inference only, and is below a tenth of the paper's smallest MSE.
 
-After 500 epochs the -law rows are below that tenth with CE 0 as well, on advection on the whole grid, on Stefan where
-slices are free. Their bands pay for it: the law moves all values of a slice a little, and in every draw by the same
-amount, so that the bands miss more exact values than those of the rows that they are made of.
+After 500 epochs such a tenth is also reached with CE 0, by probhard-jump-warm-law on advection, on the whole grid, and
+by probhard-phases-law on Stefan, where slices are free. Their bands pay for it: the law moves all values of a slice a
+little, and in every draw by the same amount, so that the bands miss more exact values than without it.
 
 Under such constraints from the first epoch on, advection's draws are after 15 epochs all projected on one and the same
 field, which leaves no gradient. Under probhard-jump that is nearly the right one, how nearly depends on the seed. With
