@@ -58,7 +58,7 @@ central 90 % of the draws; more is in them than 90 % where values that are certa
   comes at inference.
 - probhard-jump: the same, but the trapezoid sum is to be what the rule makes of a field with this mass and a jump at
   the front, whose place and height the law gives (Rankine and Hugoniot). Exact fields obey it to the second order of
-  the spacing; CE is then theirs, from the rule alone. Heat and pme have no jump.
+  the spacing; CE is then theirs, from the rule alone. Heat and pme have no jump, and neither of these two rows.
 - probhard-phases: trained as probhard-jump-warm; at inference values are also 0 or at least u*, to which they fall
   before the jump. Where the front is stays open. On advection this would leave one field, so only Stefan has it.
 - -law: mean and draws of the row so named are in the end put on the nearest fields, with equal weights, that obey the
