@@ -15,25 +15,29 @@ from probhard.errors import ParameterError, ShapeError
 def reals(name: str, given: Any) -> Tensor:
     """The data of a constraint as a real tensor; what is no tensor yet, and whole numbers, in float64."""
     if not isinstance(given, Tensor):
+        array = np.asarray(given) if hasattr(given, "__array__") else given  # frames, too
+        check_real(name, array)  # a cast would drop the imaginary part
         try:
-            array = np.asarray(given) if hasattr(given, "__array__") else given  # frames, too
-            if isinstance(array, np.ndarray) and np.iscomplexobj(array):
-                given = torch.from_numpy(array)  # a cast would drop the imaginary part
-            else:
-                given = torch.as_tensor(array, dtype=torch.float64)
+            given = torch.as_tensor(array, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParameterError(
                 f"{name}: got {given!r:.60}.",
                 "Constraints are made of real numbers.",
                 "Pass a number, an array or a tensor.",
             ) from error
-    if given.is_complex():
+    check_real(name, given)
+    return given if given.is_floating_point() else given.to(torch.float64)
+
+
+def check_real(name: str, given: Any) -> None:
+    """Raise if a tensor, an array or a sparse matrix is complex."""
+    dtype = getattr(given, "dtype", None)
+    if "complex" in str(dtype):
         raise ParameterError(
-            f"{name}: got the dtype {given.dtype}.",
+            f"{name}: got the dtype {dtype}.",
             "Constraints are made of real numbers.",
             "Treat real and imaginary parts as variables of their own.",
         )
-    return given if given.is_floating_point() else given.to(torch.float64)
 
 
 class Constraint(ABC):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from probhard.constraints.base import Constraint, reals
+from probhard.constraints.base import Constraint, check_real, reals
 from probhard.covariance import check_finite
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, broadcast, check_choice, checking
 from probhard.structure.presolve import dependent_rows
@@ -214,12 +214,7 @@ def real_matrix(name: str, matrix: Any) -> Any:
     """Dense or sparse rows of real numbers; integers become float64."""
     if not sp.issparse(matrix):
         return reals(name, matrix)
-    if np.iscomplexobj(matrix):
-        raise ParameterError(
-            f"{name}: got the dtype {matrix.dtype}.",
-            "Constraints are made of real numbers.",
-            "Treat real and imaginary parts as variables of their own.",
-        )
+    check_real(name, matrix)
     return matrix
 
 
