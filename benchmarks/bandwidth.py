@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiments.records import Records
 
 import probhard as ph
 from benchmarks.hierarchies import tree
-from probhard import memory
-from probhard.records import Records
+from probhard._util import memory
 
 FOLDER = Path(__file__).parents[1] / "results" / "speed"
 CLOCK = time.process_time  # of one thread, whatever else the machine is busy with

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 
 import torch
+from experiments.forecasting.runs import DATASETS, SETTINGS
 
 from benchmarks.timing import Comparison, Overhead, measured
-from probhard.forecasting.datasets import load
-from probhard.forecasting.estimator import DeepVAREstimator
-from probhard.forecasting.experiments import DATASETS, SETTINGS
-from probhard.forecasting.training import DeepVARModule
-from probhard.forecasting.windows import RandomWindows, Window, Windows
+from probhard.forecasting.data.datasets import load
+from probhard.forecasting.models.estimator import DeepVAREstimator
+from probhard.forecasting.models.training import DeepVARModule
+from probhard.forecasting.models.windows import RandomWindows, Window, Windows
 from probhard.method import METHODS
 
 CLIP = 10.0  # of the gradient, as in training

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from experiments.records import Records
 from torch import Tensor
 
 import probhard as ph
 from benchmarks.bandwidth import CLOCK, FOLDER, mass, peak, slices
 from benchmarks.hierarchies import tree
-from probhard import memory
-from probhard.records import Records
+from probhard._util import memory
 
 KEYS = ("case", "axis", "size")
 AXES = {"n": "variables", "batch": "batch elements of 100 variables", "q": "rows"}

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from experiments.records import Records
 from torch import Tensor
 
 import probhard as ph
 from benchmarks.bandwidth import FOLDER
 from benchmarks.growth import KEYS, crossed
 from benchmarks.hierarchies import tree
-from probhard import memory
-from probhard.records import Records
+from probhard._util import memory
 
 TOLERANCE = 1e-12
 HEADER = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from experiments.pde.measures import dataset
 from torch import Tensor, nn
 
 import probhard as ph
@@ -19,7 +20,6 @@ from probhard.method import METHODS, Method, Step
 from probhard.model import Batch
 from probhard.pde import PROBLEMS, Advection, PorousMedium, Problem, porous_medium_law
 from probhard.pde.adapters import OperatorBackbone
-from probhard.pde.measures import dataset
 from probhard.pde.operators import VarianceNO
 
 FIELDS = 20

@@ -22,8 +22,8 @@ from tqdm import tqdm
 import probhard as ph
 from benchmarks.nonlinear import SHARE, STATIONARY, plain
 from benchmarks.timing import Comparison, measured, worst
-from probhard.demo import FULL, BranchTrunk, batch_of, train
 from probhard.pde import PorousMedium
+from probhard.pde.demo import FULL, BranchTrunk, batch_of, train
 from probhard.pde.laws import known_values, porous_medium_flux, porous_medium_law
 
 FIELDS, STEPS = 20, 12

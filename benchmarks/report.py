@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.records import Records
 from matplotlib.figure import Figure
 
 from benchmarks.suites import SUITES
-from probhard.records import Records
 
 Line = Mapping[str, Any]
 COLUMNS = ("case", "peer", "peer ms", "our ms", "ratio", "goal", "peer off by", "we are off by", "peer MB", "our MB")

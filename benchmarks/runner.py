@@ -20,11 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from experiments.records import Records
+
 from benchmarks import report
 from benchmarks.suites import SUITES
 from benchmarks.worker import OVERHEAD, SPEED
 from probhard.errors import check_choice
-from probhard.records import Records
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "speed"

@@ -12,11 +12,11 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import torch
+from experiments.records import Records
 
 from benchmarks.suites import SUITES
 from benchmarks.timing import HEADER, Comparison, Overhead
 from probhard.errors import ParameterError
-from probhard.records import Records
 
 SPEED, OVERHEAD = ("case", "peer"), ("case",)
 

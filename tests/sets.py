@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from probhard.constraints.program import ConvexProgram
+from probhard.constraints.convex_program import ConvexProgram
 from registry import OVERLAPPING, binary_tree, crossed
 
 BATCH = 3

@@ -799,7 +799,7 @@ def test_torchs_switch_does_not_silence_the_checks():
 def test_a_checked_law_is_not_checked_again(monkeypatch):
     calls = []
     base = LocationScale(zeros(5), Diagonal(ones(5)))
-    monkeypatch.setattr("probhard.distribution.check_finite", lambda *args, **kwargs: calls.append(args))
+    monkeypatch.setattr("probhard.laws.distribution.check_finite", lambda *args, **kwargs: calls.append(args))
     DPPL()(base, ROW)
     assert calls == []
     DPPL()(LocationScale(zeros(5), Diagonal(ones(5)), validate_args=False), ROW)

@@ -9,12 +9,12 @@ import scipy.sparse as sp
 import torch
 
 import probhard as ph
-from probhard.forecasting.data import HierarchicalData
-from probhard.forecasting.evaluation import crps_levels
-from probhard.forecasting.given import Forecasts
-from probhard.forecasting.pool import best_weights, pooled
-from probhard.forecasting.reconciliation import Reconciliation
-from probhard.structure.pattern import Pattern
+from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.models.pool import best_weights, pooled
+from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.reconcile import Reconciliation
+from probhard.forecasting.report.evaluation import crps_levels
+from probhard.rows.pattern import Pattern
 
 S = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from experiments.grid import Grid
+from experiments.records import Records
 
 import probhard as ph
 from probhard.errors import MissingExtraError
 from probhard.executors import Executor, executor
-from probhard.grid import Grid
-from probhard.records import Records
 from waiting import wait_for, wait_until_gone
 
 

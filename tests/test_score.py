@@ -15,10 +15,10 @@ import torch
 from torch import distributions as td
 from torch.autograd import gradcheck
 
-from probhard.covariance import Diagonal
-from probhard.distribution import LocationScale, Marginals
 from probhard.errors import ParameterError, ShapeError
-from probhard.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, student_t
+from probhard.laws.covariance import Diagonal
+from probhard.laws.distribution import LocationScale, Marginals
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, student_t
 from probhard.score import (
     LEVELS,
     SCORES,

@@ -1,6 +1,5 @@
 """Probabilistic models that obey hard constraints exactly, in PyTorch."""
 
-from probhard.censored import CensoredMarginals
 from probhard.constraints import (
     Ball,
     Box,
@@ -23,8 +22,6 @@ from probhard.constraints import (
     per_slice,
     trapezoid_weights,
 )
-from probhard.covariance import Covariance, Dense, Diagonal, LowRank
-from probhard.distribution import LocationScale, Marginals, as_location_scale, marginals
 from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
 from probhard.errors import (
     ConvergenceError,
@@ -35,13 +32,16 @@ from probhard.errors import (
     RankError,
     ShapeError,
 )
-from probhard.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.censored import CensoredMarginals
+from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
 from probhard.method import METHODS, Method, Step
 from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
 from probhard.model import ConstrainedModel
-from probhard.projected import Projected
-from probhard.projection import DPPL, FrozenProjection
-from probhard.projectors import Projector, Solution, Stats
+from probhard.projection.base import Projector, Solution, Stats
+from probhard.projection.layer import DPPL, FrozenProjection
+from probhard.projection.projected import Projected
 from probhard.score import (
     constraint_error,
     coverage,

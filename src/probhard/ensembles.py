@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from probhard.constraints.base import Constraint
-from probhard.covariance import Diagonal
-from probhard.distribution import LocationScale, as_location_scale
 from probhard.errors import ParameterError
+from probhard.laws.covariance import Diagonal
+from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.model import ConstrainedModel
-from probhard.projection import DPPL
-from probhard.projectors import Solution
+from probhard.projection.base import Solution
+from probhard.projection.layer import DPPL
 
 if TYPE_CHECKING:
     from probhard.training import Fit, Schedule

@@ -25,7 +25,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
 
-from probhard import memory
+from probhard._util import memory
 from probhard.errors import ParameterError, check_choice, optional
 
 EXECUTORS = ("joblib", "ray", "dask")

@@ -18,7 +18,7 @@ from typing import Any
 
 from probhard.errors import ParameterError, check_choice
 from probhard.metric import Metric
-from probhard.projection import DPPL
+from probhard.projection.layer import DPPL
 
 SCORE_NAMES = ("crps", "nll", "quantile")
 PENALTIES = (0.1, 1.0, 10.0)  # softc chooses among these by validation CRPS

@@ -13,8 +13,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from probhard.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
 from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
 from probhard.tangent import Identity
 
 

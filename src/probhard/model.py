@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from probhard import score as scores
+from probhard._util.atomic import replacing
 from probhard.constraints.base import Constraint
-from probhard.distribution import LocationScale, as_location_scale
 from probhard.errors import ParameterError
-from probhard.files import replacing
+from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.method import Method, Step, as_method
-from probhard.projected import Projected
-from probhard.projection import DPPL
+from probhard.projection.layer import DPPL
+from probhard.projection.projected import Projected
 
 FORMAT, FORMAT_VERSION = "probhard-model", 1
 

@@ -20,17 +20,17 @@ from torch import Tensor
 from torch import distributions as td
 
 from probhard.errors import ParameterError, ShapeError, check_choice, checking
-from probhard.special import betainc, log_beta, log_gamma_half_step
-from probhard.structure.base import plain
+from probhard.laws.special import betainc, log_beta, log_gamma_half_step
+from probhard.rows.base import plain
 
 if TYPE_CHECKING:
-    from probhard.distribution import Marginals
+    from probhard.laws.distribution import Marginals
 
 LEVELS = tuple(k / 20 for k in range(1, 20))  # 0.05, ..., 0.95
 
 
 def _marginals(dist: Any, y: Tensor) -> Marginals:
-    from probhard.distribution import marginals
+    from probhard.laws.distribution import marginals
 
     laws = marginals(dist)
     _check_target(laws.batch_shape, y)
@@ -140,7 +140,7 @@ def nll(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def degenerate(dist: Any) -> Tensor:
     """Where a coordinate is a point mass, (*batch, n) bool: it has no density and ``nll`` leaves it out."""
-    from probhard.distribution import marginals
+    from probhard.laws.distribution import marginals
 
     return marginals(dist).degenerate
 
@@ -289,7 +289,7 @@ def constraint_error(
 ) -> ConstraintViolation:
     """Constraint error CE of points, draws, or the mean of a distribution."""
     if not isinstance(u, Tensor):
-        from probhard.distribution import as_location_scale
+        from probhard.laws.distribution import as_location_scale
 
         u = u.mean if hasattr(u, "mean") else as_location_scale(u).mean
     point = u

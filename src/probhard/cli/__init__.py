@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import typer
 
-from probhard import __version__, memory
+from probhard import __version__
+from probhard._util import memory
 from probhard.cli.bench import bench
 from probhard.cli.demo import demo
 from probhard.cli.forecast import forecast

@@ -1,4 +1,7 @@
-"""``probhard bench``: the experiments behind the tables, in pieces that can be stopped and gone on with at any time."""
+"""``probhard bench``: the experiments behind the tables, in pieces that can be stopped and resumed at any time.
+
+The experiments are part of the repository, not of the wheel: they are found beside the package in a checkout.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from probhard.errors import ParameterError, check_choice, check_choices
-from probhard.records import Records
+from probhard.errors import ParameterError
 
 RESULTS = Path("results")
-PDE = ("pde-linear", "pde-nonlinear", "tvd")
-PROBLEMS = ("heat", "pme", "advection", "stefan")  # of the timing figure
-TABLES = (*PDE, "forecasting", "timing", "speed")
+TABLES = ("pde-linear", "pde-nonlinear", "tvd", "forecasting", "timing", "speed")
 
 
 def bench(
@@ -33,98 +33,37 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Minutes; rough results go to OUTPUT/quick.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Only render the lines that are there.")] = False,
 ) -> None:
-    """Run the experiments behind a table, render it, and go on where an earlier run stopped."""
-    check_choice("table", table, TABLES)
-    folder = output / "quick" if quick else output
-    if table == "timing":
-        _timing(folder, _listed(problems), quick, render)
-        return
-    if table == "speed":
-        _speed(folder / "speed", _listed(problems), quick, render)
-        return
-    path = folder / f"{table}.jsonl"
-    chosen = _seeds(seeds)
-    if table in PDE:
-        from probhard.pde import experiments, tables
+    """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
+    command = _from_checkout("experiments.command")
+    request = command.Request(
+        table=table,
+        epochs=epochs,
+        seeds=seeds,
+        problems=problems,
+        methods=methods,
+        scores=scores,
+        windows=windows,
+        workers=workers,
+        engine=engine,
+        address=address,
+        folder=output / "quick" if quick else output,
+        quick=quick,
+        render=render,
+    )
+    for message in command.run(request):
+        typer.echo(message)
 
-        grid = experiments.grid(
-            table,
-            path,
-            epochs,
-            chosen or [0],
-            _listed(problems),
-            _listed(methods),
-            _listed(scores),
-            quick,
-        )
-    else:
-        from probhard.forecasting import experiments as forecasts
-        from probhard.forecasting import tables as forecast_tables
 
-        few = [0] if quick else range(5)
-        grid = forecasts.grid(path, chosen or few, _listed(windows), _listed(problems), _listed(methods), quick=quick)
-    if not grid.units:
+def _from_checkout(module: str) -> Any:
+    """A module of the checkout that the package lies in; the current directory is never looked at."""
+    root = Path(__file__).parents[3]
+    file = root / module.replace(".", "/")
+    if not file.with_suffix(".py").exists():
         raise ParameterError(
-            "These options leave nothing to run.",
-            "Rows that are trained on draws have no likelihood, rows of jumps want a problem that has one, and some "
-            "tables have one score or window only.",
-            "Leave out --scores, --problems or --windows.",
+            f"'bench' found no {file.parent.name}/ beside the package, in {root}.",
+            "The experiments and comparisons are part of the repository, not of the installed package.",
+            "Run it from a checkout of the repository, installed there by pip install -e '.[peers]'.",
         )
-    if not render:
-        done = grid.run(workers, engine=engine, address=address)
-        typer.echo(f"{done} of {len(grid.units)} units done; lines in {grid.records.path}")
-    lines = _found(grid.records)
-    for written in tables.write(folder, table, lines, quick) if table in PDE else forecast_tables.write(folder, lines):
-        typer.echo(f"Written: {written}")
-
-
-def _speed(folder: Path, suites: list[str], quick: bool, render: bool) -> None:
-    """The comparisons of ``benchmarks/``, each suite in a process of its own."""
-    roots = [root for root in (Path(__file__).parents[3], Path.cwd()) if (root / "benchmarks" / "runner.py").exists()]
-    if not roots:
-        raise ParameterError(
-            f"'bench speed' found no benchmarks/runner.py, neither beside the package nor in {Path.cwd()}.",
-            "The comparisons with other packages are part of the repository, not of the installed package.",
-            "Run it in a checkout of the repository, installed there by pip install -e '.[peers]'.",
-        )
-    if str(roots[0]) not in sys.path:
-        sys.path.insert(0, str(roots[0]))
-    runner = import_module("benchmarks.runner")
-    for written in runner.render(folder) if render else runner.run(suites, folder, quick):
-        typer.echo(f"Written: {written}")
-
-
-def _timing(folder: Path, chosen: list[str], quick: bool, render: bool) -> None:
-    """Seconds per epoch of the PDE problems and of the data sets that are named; by default of all."""
-    from probhard import timing
-    from probhard.forecasting.experiments import DATASETS
-
-    path = folder / "timing.jsonl"
-    if not render:
-        check_choices("problem", chosen, (*PROBLEMS, *DATASETS))
-        problems = [name for name in chosen or PROBLEMS if name not in DATASETS]
-        datasets = [name for name in chosen or DATASETS if name in DATASETS]
-        timing.run(path, [timing.pde_cases(problems), timing.forecast_cases(datasets)], 1.0 if quick else 20.0)
-    for written in timing.write(folder, _found(Records(path, timing.KEYS))):
-        typer.echo(f"Written: {written}")
-
-
-def _found(records: Records) -> list[dict[str, Any]]:
-    """The lines, of which there must be some: a page without any would replace one that had."""
-    lines = records.read()
-    if not lines:
-        raise ParameterError(
-            f"{records.path} holds no result lines.", "There is nothing to render.", "Run without --render first."
-        )
-    return lines
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(seed) for seed in _listed(text)]
-    except ValueError as error:
-        raise ParameterError(f"--seeds {text} are not numbers.", "Seeds are integers.", "Pass 0,1,2.") from error
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return import_module(module)

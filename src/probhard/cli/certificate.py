@@ -21,9 +21,9 @@ import typer
 from torch import Tensor
 
 import probhard
+from probhard._util.atomic import replacing
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError
-from probhard.files import replacing
 
 TOLERANCE = 1e-9
 INFEASIBLE = 3  # exit status if any point is

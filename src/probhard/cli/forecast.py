@@ -26,16 +26,16 @@ import typer
 from probhard.cli.certificate import INFEASIBLE, TOLERANCE, Certificate, sha256
 from probhard.cli.frames import SUFFIXES, check_numbers, read, write
 from probhard.errors import ParameterError, check_choice
-from probhard.family import NORMAL, Family, student_t
-from probhard.forecasting.data import HierarchicalData
-from probhard.forecasting.evaluation import CHUNK, incoherence
-from probhard.forecasting.frames import from_frame, to_long
+from probhard.forecasting.data.frames import from_frame, to_long
+from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.report.evaluation import CHUNK, incoherence
+from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
+from probhard.laws.family import NORMAL, Family, student_t
 from probhard.method import METHODS
-from probhard.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
 
 if TYPE_CHECKING:
-    from probhard.forecasting.backtest import Backtest
     from probhard.forecasting.forecaster import HierarchicalForecaster
+    from probhard.forecasting.report.backtest import Backtest
 
 EMBEDDED = "us-employment"
 TIMES = ("ds", "date", "time", "timestamp", "datetime", "period", "month", "quarter", "week", "day", "year")
@@ -103,7 +103,7 @@ class Job:
         """Check all options and read the data."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # GluonTS's remark on faster readers of JSON
-            from probhard.forecasting.estimator import DeepVAREstimator
+            from probhard.forecasting.models.estimator import DeepVAREstimator
 
         network = sorted(set(inspect.signature(DeepVAREstimator).parameters) - set(GIVEN) - set(DEFAULTS))
         unknown = [option for option in configured if option not in (*DEFAULTS, *READING, *network)]
@@ -125,10 +125,10 @@ class Job:
 
     def run(self) -> None:
         """Backtest, refit, draw, certify, report."""
-        from probhard.forecasting.backtest import backtest, held_out
         from probhard.forecasting.forecaster import default_horizon, defaults, smooth
-        from probhard.forecasting.nixtla import probabilities
-        from probhard.forecasting.report import Report
+        from probhard.forecasting.reconciliation.nixtla import probabilities
+        from probhard.forecasting.report.backtest import backtest, held_out
+        from probhard.forecasting.report.page import Report
 
         options, data = self.options, self.data
         horizon = options["horizon"] = options["horizon"] or default_horizon(data)
@@ -253,7 +253,7 @@ def _table(tested: Backtest) -> str:
 
 def _read(name: str, options: dict[str, Any]) -> tuple[HierarchicalData, dict[str, str]]:
     """The data and where they are from, with the options of reading taken out."""
-    from probhard.forecasting import datasets
+    from probhard.forecasting.data import datasets
 
     reading = {option: options.pop(option) for option in READING if option in options}
     path = Path(name)
@@ -304,7 +304,7 @@ def _columns(frame: Any, options: Mapping[str, Any]) -> tuple[str, str]:
 
 def _configuration(path: Path | None) -> dict[str, Any]:
     """The options of a YAML file."""
-    from probhard.spec import read_spec
+    from probhard.io.spec import read_spec
 
     content = {} if path is None else read_spec(path, "configuration", "epochs: 20")
     if not isinstance(content, dict):

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from probhard._util.atomic import replacing
 from probhard.errors import ParameterError
-from probhard.files import replacing
-from probhard.forecasting.data import require
+from probhard.forecasting.data.table import require
 
 WRITTEN = {  # what a file must be, and what to do where it is not
     ".csv": (

@@ -17,10 +17,10 @@ import numpy as np
 from probhard.cli.frames import check_numbers, numeric, texts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
-from probhard.forecasting.data import require
-from probhard.forecasting.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
-from probhard.forecasting.given import Forecasts
-from probhard.forecasting.nixtla import LONE, Columns, is_quantile, split, tree
+from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
+from probhard.forecasting.data.table import require
+from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.nixtla import LONE, Columns, is_quantile, split, tree
 
 ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
 SHOWN = 5  # missing rows that an error names

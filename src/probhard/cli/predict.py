@@ -15,12 +15,12 @@ from probhard.cli.project import PICTURES
 from probhard.cli.stored import BUDGET, Job, Law
 from probhard.cli.train import CONFIG, GRID, MODEL, TRAINED_ON
 from probhard.errors import ParameterError
-from probhard.fields import read_fields, write_npz
+from probhard.io.fields import read_fields, write_npz
+from probhard.io.spec import read_spec
 from probhard.model import ConstrainedModel
 from probhard.pde.samples import Samples
 from probhard.pde.surrogate import Settings, Surrogate
-from probhard.projection import DPPL
-from probhard.spec import read_spec
+from probhard.projection.layer import DPPL
 
 PANELS, SHOWN = 4, 5  # profiles in the picture, and draws in each of them
 

@@ -13,9 +13,9 @@ import typer
 from probhard.cli.certificate import Certificate, check_path, conclude, sha256
 from probhard.cli.stored import Job, Law
 from probhard.errors import ParameterError
-from probhard.fields import Cells, read_fields, write_npz
-from probhard.projection import DPPL
-from probhard.spec import Data, cells_from, read_spec
+from probhard.io.fields import Cells, read_fields, write_npz
+from probhard.io.spec import Data, cells_from, read_spec
+from probhard.projection.layer import DPPL
 
 PICTURES = (".png", ".pdf", ".svg")
 

@@ -17,10 +17,10 @@ from probhard.cli.frames import SUFFIXES, read, write
 from probhard.cli.nodes import ID, STAMP, Table
 from probhard.errors import ParameterError
 from probhard.executors import executor
-from probhard.forecasting.distributed import reconcile as distributed
-from probhard.forecasting.evaluation import incoherence
-from probhard.forecasting.given import Forecasts
-from probhard.forecasting.reconciliation import CHUNK, Reconciled, Reconciliation
+from probhard.forecasting.reconciliation.distributed import reconcile as distributed
+from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.reconcile import CHUNK, Reconciled, Reconciliation
+from probhard.forecasting.report.evaluation import incoherence
 
 DRAWS = 1000  # behind quantiles, or as many as are written
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from probhard.cli.certificate import TOLERANCE, Certificate
 from probhard.constraints import Constraint
-from probhard.covariance import Diagonal
-from probhard.distribution import LocationScale
 from probhard.errors import InfeasibleError, ParameterError, ShapeError
-from probhard.family import NORMAL
-from probhard.fields import Cells
-from probhard.projection import DPPL
-from probhard.spec import Data, constraint_from
+from probhard.io.fields import Cells
+from probhard.io.spec import Data, constraint_from
+from probhard.laws.covariance import Diagonal
+from probhard.laws.distribution import LocationScale
+from probhard.laws.family import NORMAL
+from probhard.projection.layer import DPPL
 
 BUDGET = 2_000_000  # numbers that are projected at a time
 LEVEL = 0.9  # probability of the bands, unless the input has one

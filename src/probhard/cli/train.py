@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
+from probhard._util.atomic import replacing
 from probhard.cli.certificate import sha256, versions
 from probhard.errors import ParameterError
-from probhard.fields import read_fields, write_npz
-from probhard.files import replacing
+from probhard.io.fields import read_fields, write_npz
+from probhard.io.spec import AXES, MASK, VOLUMES, read_spec
 from probhard.pde.samples import Samples
 from probhard.pde.surrogate import Settings, Surrogate, check_constraints, measure
-from probhard.spec import AXES, MASK, VOLUMES, read_spec
 
 if TYPE_CHECKING:
     from probhard.training import Fit

@@ -3,13 +3,13 @@
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box, NonNegative
 from probhard.constraints.conservation import Conservation, trapezoid_weights
+from probhard.constraints.convex_program import ConvexProgram
 from probhard.constraints.curved import Ball, NonlinearInequality
+from probhard.constraints.equality import LinearEquality
 from probhard.constraints.hierarchy import Hierarchy
+from probhard.constraints.inequality import LinearInequality, Monotone, Simplex
 from probhard.constraints.intersection import Intersection
-from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
-from probhard.constraints.polyhedron import LinearInequality, Monotone, Simplex
-from probhard.constraints.program import ConvexProgram
 from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.slices import per_slice
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from probhard.constraints.base import reals
-from probhard.constraints.linear import LinearEquality, remembered
-from probhard.covariance import check_finite
+from probhard.constraints.equality import LinearEquality, remembered
 from probhard.errors import ParameterError, ShapeError, checking
-from probhard.structure.system import LinearSystem
+from probhard.laws.covariance import check_finite
+from probhard.rows.system import LinearSystem
 
 
 def trapezoid_weights(grid: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.constraints.linear import LinearEquality, scipy_from_sparse
+from probhard.constraints.equality import LinearEquality, scipy_from_sparse
 from probhard.errors import ParameterError, ShapeError
-from probhard.structure.base import SparseMap
-from probhard.structure.local import local_rows
-from probhard.structure.system import LinearSystem
+from probhard.rows.base import SparseMap
+from probhard.rows.children import local_rows
+from probhard.rows.system import LinearSystem
 
 
 class Hierarchy(LinearEquality):

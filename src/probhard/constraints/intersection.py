@@ -9,7 +9,7 @@ from torch import Tensor
 
 from probhard.constraints.base import Constraint, same_variables
 from probhard.constraints.box import Box
-from probhard.constraints.linear import LinearEquality
+from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 
 

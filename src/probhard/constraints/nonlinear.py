@@ -10,9 +10,9 @@ from torch import Tensor
 
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError, checking
-from probhard.structure.base import Structure
-from probhard.structure.dense import DenseRows
-from probhard.structure.pattern import Pattern
+from probhard.rows.base import Structure
+from probhard.rows.dense import DenseRows
+from probhard.rows.pattern import Pattern
 
 
 class NonlinearEquality(Constraint):

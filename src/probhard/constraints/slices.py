@@ -12,14 +12,14 @@ from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, conservation_blocks
 from probhard.constraints.curved import Ball, NonlinearInequality
+from probhard.constraints.equality import LinearEquality
+from probhard.constraints.inequality import InequalityRows, LinearInequality, Monotone, Simplex
 from probhard.constraints.intersection import Intersection
-from probhard.constraints.linear import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
-from probhard.constraints.polyhedron import InequalityRows, LinearInequality, Monotone, Simplex
 from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.variation import TotalVariation, TotalVariationPenalty
 from probhard.errors import ParameterError, ShapeError
-from probhard.structure.system import LinearSystem
+from probhard.rows.system import LinearSystem
 
 
 def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from probhard.constraints.base import Constraint, reals
-from probhard.constraints.polyhedron import Profiles, profiles
+from probhard.constraints.inequality import Profiles, profiles
 from probhard.errors import ParameterError, ShapeError, checking
 
 

@@ -3,11 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from probhard.forecasting.baselines import last_value, seasonal_bootstrap, seasonal_naive
-from probhard.forecasting.classical import BaseForecast, base_forecast, reconcile
-from probhard.forecasting.data import HierarchicalData
-from probhard.forecasting.datasets import load
-from probhard.forecasting.evaluation import (
+from probhard.forecasting.data.datasets import load
+from probhard.forecasting.data.frames import from_frame, to_long
+from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.models.baselines import last_value, seasonal_bootstrap, seasonal_naive
+from probhard.forecasting.models.classical import BaseForecast, base_forecast, reconcile
+from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.nixtla import ProjectionReconciler
+from probhard.forecasting.reconciliation.reconcile import Reconciled, Reconciliation
+from probhard.forecasting.reconciliation.temporal import CrossTemporal, cross_temporal
+from probhard.forecasting.report.evaluation import (
     Evaluation,
     Incoherence,
     calibration,
@@ -17,15 +22,10 @@ from probhard.forecasting.evaluation import (
     pit_counts,
     pooled_crps,
 )
-from probhard.forecasting.frames import from_frame, to_long
-from probhard.forecasting.given import Forecasts
-from probhard.forecasting.nixtla import ProjectionReconciler
-from probhard.forecasting.reconciliation import Reconciled, Reconciliation
-from probhard.forecasting.temporal import CrossTemporal, cross_temporal
 
 if TYPE_CHECKING:
-    from probhard.forecasting.estimator import DeepVAREstimator
     from probhard.forecasting.forecaster import HierarchicalForecaster
+    from probhard.forecasting.models.estimator import DeepVAREstimator
 
 __all__ = [
     "BaseForecast",
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 LAZY = {  # they need GluonTS
-    "DeepVAREstimator": "probhard.forecasting.estimator",
+    "DeepVAREstimator": "probhard.forecasting.models.estimator",
     "HierarchicalForecaster": "probhard.forecasting.forecaster",
 }
 

@@ -30,17 +30,17 @@ import torch
 
 from probhard.constraints import Box, Constraint, Hierarchy
 from probhard.errors import ParameterError
-from probhard.forecasting import spread
-from probhard.forecasting.baselines import last_value
-from probhard.forecasting.data import HierarchicalData, require
-from probhard.forecasting.estimator import DeepVAREstimator
-from probhard.forecasting.frames import from_frame, to_long
-from probhard.forecasting.nixtla import Columns, probabilities
-from probhard.forecasting.predictor import DeepVARPredictor
-from probhard.forecasting.seasons import default_lags
-from probhard.forecasting.stamps import Place
-from probhard.forecasting.storage import constraint_from_record, constraint_record, read_arrays, read_record
-from probhard.forecasting.training import DeepVARModule, ProgressBar
+from probhard.forecasting.data.frames import from_frame, to_long
+from probhard.forecasting.data.seasons import default_lags
+from probhard.forecasting.data.stamps import Place
+from probhard.forecasting.data.table import HierarchicalData, require
+from probhard.forecasting.models import spread
+from probhard.forecasting.models.baselines import last_value
+from probhard.forecasting.models.estimator import DeepVAREstimator
+from probhard.forecasting.models.predictor import DeepVARPredictor
+from probhard.forecasting.models.storage import constraint_from_record, constraint_record, read_arrays, read_record
+from probhard.forecasting.models.training import DeepVARModule, ProgressBar
+from probhard.forecasting.reconciliation.nixtla import Columns, probabilities
 from probhard.method import Method, as_method
 from probhard.training import quiet_training
 

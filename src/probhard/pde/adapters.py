@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from probhard.covariance import Diagonal
-from probhard.distribution import LocationScale
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
+from probhard.laws.covariance import Diagonal
+from probhard.laws.distribution import LocationScale
 from probhard.pde.operators import FLOOR
 
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, jump_excess, trapezoid_weights
-from probhard.constraints.polyhedron import LinearInequality, Monotone
+from probhard.constraints.inequality import LinearInequality, Monotone
 from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.slices import per_slice
 from probhard.errors import ParameterError, check_choice, checking
-from probhard.projectors.pooled import ATTAINED
+from probhard.projection.profiles import ATTAINED
 
 STRIDE = 5  # every fifth of the time points is kept, and never the last
 

@@ -22,12 +22,12 @@ from torch.nn.functional import pad
 
 from probhard.constraints.base import Constraint
 from probhard.constraints.conservation import trapezoid_weights
-from probhard.constraints.linear import LinearEquality
+from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.errors import ParameterError, ShapeError, check_choice, checking
 from probhard.pde.problems import PorousMedium, power_of
-from probhard.structure.blocks import BlockRows, Mixed
-from probhard.structure.system import LinearSystem
+from probhard.rows.blocks import BlockRows, Mixed
+from probhard.rows.system import LinearSystem
 
 NEAR = 0.05  # relative half-difference below which the pressure mean is summed as a series
 TERMS = 5  # of that series: what is left out is below rounding

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, softplus
 
-from probhard.covariance import Diagonal
-from probhard.distribution import LocationScale
 from probhard.errors import ParameterError, ShapeError
+from probhard.laws.covariance import Diagonal
+from probhard.laws.distribution import LocationScale
 
 FLOOR = 1e-12  # of the variance: float32 would reach 0, and an oblique projection then has nothing to move
 HEAD = 128  # width of the hidden layer between channels and outputs

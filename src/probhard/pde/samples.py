@@ -21,9 +21,9 @@ from torch import Tensor
 
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError, ShapeError
-from probhard.fields import Cells
+from probhard.io.fields import Cells
+from probhard.io.spec import Data, cells_from, constraint_from, nearest
 from probhard.model import Batch
-from probhard.spec import Data, cells_from, constraint_from, nearest
 
 PARAMETERS, INPUTS, SOLUTIONS = "parameters", "inputs", "solutions"
 

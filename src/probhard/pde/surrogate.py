@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from probhard import score as scores
-from probhard.covariance import Diagonal
-from probhard.distribution import LocationScale
 from probhard.errors import ParameterError, ProbhardError
+from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
+from probhard.io.spec import KEYS, nearest
+from probhard.laws.covariance import Diagonal
+from probhard.laws.distribution import LocationScale
 from probhard.method import METHODS, Method
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.operators import VarianceNO
 from probhard.pde.samples import Samples
-from probhard.projection import DPPL
-from probhard.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
-from probhard.spec import KEYS, nearest
+from probhard.projection.layer import DPPL
 
 MODES = 12  # per axis, or as many as the grid tells apart
 FLOOR = 1e-8  # of variances in the network's units: in float32 a softplus can reach 0, and nothing could move then

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from probhard.solvers import forest
-from probhard.solvers.interior import central
+from probhard.solvers.interior_point import central
 from probhard.solvers.quadratic import HELD, NEAR, Faces, Programme
 
 QUICK, SLOW, SINGLE = 12, 20, 200

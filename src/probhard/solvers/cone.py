@@ -19,7 +19,7 @@ import scipy.linalg
 import scipy.optimize
 import scipy.sparse as sp
 
-from probhard.constraints.program import cvx
+from probhard.constraints.convex_program import cvx
 from probhard.errors import ParameterError
 
 NEWTON = 30  # steps of refinement

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probhard import jit
-from probhard.jit import Array, compiled
+from probhard._util import jit
+from probhard._util.jit import Array, compiled
+from probhard.rows._kernels.sweeps import Program
+from probhard.rows.base import plain
+from probhard.rows.tree import Tree
 from probhard.solvers.quadratic import HELD, NEAR, Faces, Programme
-from probhard.structure.base import plain
-from probhard.structure.sweeps import Program
-from probhard.structure.tree import Tree
 
 Sides = NDArray[np.int8]
 Data = tuple[Array, Array, Array, Array, Array, Array]  # b (q,), then centre, weight, natural weight and bounds (n,)

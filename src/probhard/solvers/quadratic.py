@@ -14,8 +14,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from probhard.structure.base import Structure
-from probhard.structure.dense import DenseRows
+from probhard.rows.base import Structure
+from probhard.rows.dense import DenseRows
 
 HELD = 1e-13  # weight of a variable at its bound, relative to its natural one
 NEAR = 1e-12  # how far beyond its bound a free variable may be, relative to its terms

@@ -10,13 +10,13 @@ the structure allows it. One class per kind of W: diagonal, low rank plus diagon
 
 from __future__ import annotations
 
-from probhard.covariance import Covariance, Diagonal, LowRank
 from probhard.errors import checking
-from probhard.structure.system import LinearSystem
+from probhard.laws.covariance import Covariance, Diagonal, LowRank
+from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Differential, Tangent
 from probhard.tangent.coupled import DenseTangent, LowRankTangent
+from probhard.tangent.covariance import ProjectedCovariance
 from probhard.tangent.diagonal import DiagonalTangent, Identity, PinnedTangent
-from probhard.tangent.projected import ProjectedCovariance
 
 __all__ = [
     "DenseTangent",

@@ -8,11 +8,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, safe_sqrt
 from probhard.errors import InfeasibleError, checking
-from probhard.structure.base import Structure
-from probhard.structure.presolve import Pins
-from probhard.structure.system import LinearSystem
+from probhard.laws.covariance import Covariance, safe_sqrt
+from probhard.rows.base import Structure
+from probhard.rows.presolve import Pins
+from probhard.rows.system import LinearSystem
 
 
 class Differential(ABC):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, LowRank, matvec
-from probhard.structure.dense import cholesky_solve
-from probhard.structure.system import LinearSystem
+from probhard.laws.covariance import Covariance, Diagonal, LowRank, matvec
+from probhard.rows.dense import cholesky_solve
+from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Tangent
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard.covariance import Covariance, Diagonal, LowRank
-from probhard.structure.system import LinearSystem
+from probhard.laws.covariance import Covariance, Diagonal, LowRank
+from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Tangent
 
 

@@ -1,0 +1,1 @@
+"""The experiments behind the tables in ``results/``; not part of the package."""

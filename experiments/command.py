@@ -1,0 +1,126 @@
+"""What ``probhard bench`` runs: one table at a time, its lines first and then its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import timing
+from experiments.forecasting import runs as forecasting
+from experiments.forecasting import tables as forecasting_tables
+from experiments.grid import Grid
+from experiments.pde import runs as pde
+from experiments.pde import tables as pde_tables
+from experiments.records import Records
+from probhard.errors import ParameterError, check_choice, check_choices
+
+PDE = ("pde-linear", "pde-nonlinear", "tvd")
+PROBLEMS = ("heat", "pme", "advection", "stefan")  # of the timing figure
+TABLES = (*PDE, "forecasting", "timing", "speed")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``probhard bench``; lists are comma-separated, empty for all."""
+
+    table: str
+    folder: Path
+    epochs: int = 150
+    seeds: str = ""
+    problems: str = ""
+    methods: str = ""
+    scores: str = "crps,nll"
+    windows: str = "paper,rolling"
+    workers: int = 1
+    engine: str = "joblib"
+    address: str | None = None
+    quick: bool = False
+    render: bool = False
+
+
+def run(request: Request) -> Iterator[str]:
+    """Run the experiments behind a table unless only its page is wanted; yields what to tell the user."""
+    check_choice("table", request.table, TABLES)
+    if request.table == "timing":
+        yield from map(_written, _timing(request))
+    elif request.table == "speed":
+        yield from map(_written, _speed(request))
+    else:
+        yield from _table(request)
+
+
+def _table(request: Request) -> Iterator[str]:
+    """A table of trained or fitted rows, unit by unit."""
+    grid = _grid(request)
+    if not grid.units:
+        raise ParameterError(
+            "These options leave nothing to run.",
+            "Rows that are trained on draws have no likelihood, rows of jumps want a problem that has one, and some "
+            "tables have one score or window only.",
+            "Leave out --scores, --problems or --windows.",
+        )
+    if not request.render:
+        done = grid.run(request.workers, engine=request.engine, address=request.address)
+        yield f"{done} of {len(grid.units)} units done; lines in {grid.records.path}"
+    lines = _lines(grid.records)
+    if request.table in PDE:
+        yield from map(_written, pde_tables.write(request.folder, request.table, lines, request.quick))
+    else:
+        yield from map(_written, forecasting_tables.write(request.folder, lines))
+
+
+def _grid(request: Request) -> Grid:
+    path = request.folder / f"{request.table}.jsonl"
+    seeds, problems, methods = _seeds(request.seeds), _listed(request.problems), _listed(request.methods)
+    if request.table in PDE:
+        scores = _listed(request.scores)
+        return pde.grid(request.table, path, request.epochs, seeds or [0], problems, methods, scores, request.quick)
+    few = [0] if request.quick else range(5)
+    return forecasting.grid(path, seeds or few, _listed(request.windows), problems, methods, quick=request.quick)
+
+
+def _speed(request: Request) -> list[Path]:
+    """The comparisons of ``benchmarks/``, each suite in a process of its own."""
+    from benchmarks import runner  # it needs the peers only when a suite runs
+
+    folder = request.folder / "speed"
+    return runner.render(folder) if request.render else runner.run(_listed(request.problems), folder, request.quick)
+
+
+def _timing(request: Request) -> list[Path]:
+    """Seconds per epoch of the PDE problems and of the data sets that are named; by default of all."""
+    chosen, datasets = _listed(request.problems), forecasting.DATASETS
+    path = request.folder / "timing.jsonl"
+    if not request.render:
+        check_choices("problem", chosen, (*PROBLEMS, *datasets))
+        fields = [name for name in chosen or PROBLEMS if name not in datasets]
+        series = [name for name in chosen or datasets if name in datasets]
+        timing.run(path, [timing.pde_cases(fields), timing.forecast_cases(series)], 1.0 if request.quick else 20.0)
+    return timing.write(request.folder, _lines(Records(path, timing.KEYS)))
+
+
+def _lines(records: Records) -> list[dict[str, Any]]:
+    """The lines, of which there must be some: an empty page would replace a full one."""
+    lines = records.read()
+    if not lines:
+        raise ParameterError(
+            f"{records.path} holds no result lines.", "There is nothing to render.", "Run without --render first."
+        )
+    return lines
+
+
+def _written(path: Path) -> str:
+    return f"Written: {path}"
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in _listed(text)]
+    except ValueError as error:
+        raise ParameterError(f"--seeds {text} are not numbers.", "Seeds are integers.", "Pass 0,1,2.") from error
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,293 @@
+"""The table of hierarchical forecasts: every method on every data set, trained and scored alike.
+
+Two windows: ``paper`` is the last H rows, one forecast. ``rolling`` has several origins, the last with the same rows:
+networks are trained once before the first origin and then rolled, classical rows are fitted anew at each. Figures are
+those of ``evaluation``; a line is one (data set, method, seed, window, origin).
+
+``probhard-pool`` is the recipe: one list of members for all data sets, weighted on the windows just before the first
+origin (``pool``), its draws coherent and non-negative.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.grid import Grid, Unit
+from experiments.records import Records
+from probhard._util.atomic import replacing
+from probhard.errors import check_choices
+from probhard.forecasting.data.datasets import load
+from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.models import baselines, classical, pool
+from probhard.forecasting.report.evaluation import evaluate
+from probhard.method import METHODS, Method, Step
+
+if TYPE_CHECKING:
+    from probhard.forecasting.models.training import DeepVARModule
+
+DATASETS = ("labour", "tourism", "tourism_large", "traffic", "wiki")
+SAMPLES = 400  # paths per forecast
+KEYS = ("dataset", "method", "seed", "window", "origin")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How DeepVAR is trained on a data set, the same for all methods (the reference code's settings)."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    context: int
+    origins: int = 8  # of the rolling evaluation
+    step: int | None = None  # rows between origins; None is the horizon
+    arima_origins: int = 8
+
+
+SETTINGS = {
+    "labour": Setting(5, 32, 1e-2, 24),
+    "tourism": Setting(10, 32, 1e-2, 24, step=1),  # 36 rows in all
+    "tourism_large": Setting(10, 4, 1e-3, 36, arima_origins=2),
+    "traffic": Setting(10, 32, 1e-3, 40),
+    "wiki": Setting(25, 32, 1e-3, 15),
+}
+
+
+def _nll(name: str) -> Method:
+    return METHODS[name].replace(score="nll")
+
+
+TRAINED: dict[str, dict[str, Method]] = {  # what is trained, and the rows that are made of it
+    "base": {"base": METHODS["base"], "probconserv": METHODS["probconserv"]},
+    "base-nll": {"base-nll": _nll("base"), "probconserv-nll": _nll("probconserv")},
+    **{name: {name: METHODS[name]} for name in ("probhard-or", "probhard-ob", "hier-e2e", "hardc", "softc")},
+}
+ROLLED = ("base", "probhard-or", "probhard-ob", "hier-e2e")
+NAIVE = ("last-value", "seasonal-naive", "seasonal-bootstrap")
+CLASSICAL = tuple(f"{model}-{row}" for model in classical.MODELS for row in classical.ROWS)
+POOL = "probhard-pool"
+POOLED: dict[str, tuple[Method, str]] = {  # networks of the pool: what is trained, and how series are scaled
+    "probhard-or": (METHODS["probhard-or"], "mean"),
+    "probhard-or, centred": (METHODS["probhard-or"], "centre"),
+    "base, projected": (Method(inference=Step("orthogonal")), "mean"),
+}
+POOLED_ROWS = ("bu-normal", "mint-normal")  # of ETS
+POOL_WINDOWS, POOL_STEPS = 3, 8  # at least as many windows and steps before the first origin choose the weights
+TREELIKE = ("labour", "tourism", "traffic", "wiki")  # permbu needs a tree
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A forecast's place in time: what is known, what is to come."""
+
+    number: int
+    known: HierarchicalData
+    future: HierarchicalData
+
+
+Found = tuple[Origin, str, np.ndarray, dict[str, Any]]  # where, a row, its draws, and what else is to be kept
+
+
+def origins(dataset: str, window: str, count: int | None = None) -> list[Origin]:
+    """The origins of a window, the earliest first."""
+    data, setting = load(dataset), SETTINGS[dataset]
+    numbers = [0] if window == "paper" else range((count or setting.origins) - 1, -1, -1)
+    return [Origin(number, *data.train_test(origin=number, step=setting.step)) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Forecasts of one kind for a data set, a window and a seed."""
+
+    dataset: str
+    kind: str  # "naive", a name in classical.MODELS, or one in TRAINED
+    window: str = "paper"
+    seed: int = 0
+    quick: bool = False  # one epoch of a few batches
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        return f"{self.dataset}-{self.kind}-{self.window}-{self.seed}"
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the rows it gives."""
+        if self.kind == "naive":
+            return NAIVE
+        if self.kind == POOL:
+            return (POOL,)
+        if self.kind in classical.MODELS:
+            rows = [row for row in classical.ROWS if row != "permbu-mint" or self.dataset in TREELIKE]
+            return tuple(f"{self.kind}-{row}" for row in rows)
+        return tuple(TRAINED[self.kind])
+
+    def expected(self) -> list[dict[str, Any]]:
+        """The keys of the lines that this job gives."""
+        return [self._key(row, origin) for origin in self._numbers() for row in self.rows]
+
+    def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
+        """Fit, forecast, score; one line per origin and row."""
+        lines, places = [], origins(self.dataset, self.window, len(self._numbers()))
+        if self.kind in TRAINED:
+            found = self._neural(places, progress)
+        elif self.kind == POOL:
+            found = self._pool(places, folder.parent / "fits", progress)
+        else:
+            found = self._classical(places, folder.parent / "fits")
+        for origin, row, samples, about in found:
+            scored = evaluate(samples, origin.future).record()
+            lines.append({**self._key(row, origin.number), **scored, **about})
+        return lines
+
+    def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Found]:
+        for place in places:
+            horizon, spent = len(place.future.index), 0.0
+            if self.kind != "naive":
+                fitted, spent = self._fitted(place.known, horizon, self.kind, fits)
+            for row in self.rows:
+                started = time.perf_counter()
+                if self.kind == "naive":
+                    samples = _naive(row, place.known, horizon, self.seed)
+                else:
+                    samples = classical.reconcile(fitted, row.removeprefix(f"{self.kind}-"), SAMPLES, self.seed)
+                yield place, row, samples, {"seconds": spent + time.perf_counter() - started}
+
+    def _fitted(
+        self, known: HierarchicalData, horizon: int, model: str, fits: Path
+    ) -> tuple[classical.BaseForecast, float]:
+        """Base forecasts and the seconds they took, kept in a folder: they do not depend on rows or seeds."""
+        path = fits / f"{self.dataset}-{model}-{len(known.index)}.npz"
+        if path.exists():
+            with np.load(path, allow_pickle=False) as kept:
+                seconds = float(kept["seconds"]) if "seconds" in kept else math.nan
+                return classical.BaseForecast(known, kept["mean"], kept["stddev"], kept["fitted"]), seconds
+        started = time.perf_counter()
+        made = classical.base_forecast(known, horizon, model)
+        seconds = time.perf_counter() - started
+        fits.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial, partial.open("wb") as file:
+            np.savez(file, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
+        return made, seconds
+
+    def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Found]:
+        """The recipe: members of every place, weighted on the windows before the first."""
+        started, first = time.perf_counter(), places[0]
+        windows = max(POOL_WINDOWS, POOL_STEPS // len(first.future.index))
+        step = SETTINGS[self.dataset].step
+        past = [Origin(k, *first.known.train_test(origin=k, step=step)) for k in range(windows - 1, -1, -1)]
+        members = self._members(past, fits, progress)
+        weights = pool.best_weights([pool.scores(draws, place.future.values) for draws, place in zip(members, past)])
+        names = [*POOLED, *POOLED_ROWS, "seasonal-bootstrap"]
+        about: dict[str, Any] = {"weights": {name: float(weight) for name, weight in zip(names, weights)}}
+        members = self._members(places, fits, progress)
+        about["seconds"] = time.perf_counter() - started
+        for place, draws in zip(places, members):
+            mixed = pool.pooled(draws, weights, SAMPLES, self.seed)
+            yield place, POOL, pool.nonnegative(mixed, place.known.hierarchy), about
+
+    def _members(self, places: Sequence[Origin], fits: Path, progress: bool) -> list[list[np.ndarray]]:
+        """Draws of every member of the pool at every place."""
+        found: list[list[np.ndarray]] = [[] for _ in places]
+        for method, scaling in POOLED.values():
+            trained = self._train(places[0], method, progress, scaling)
+            for draws, place in zip(found, places):
+                draws.append(self._rolled(trained, method, place))
+        for draws, place in zip(found, places):
+            fitted, _ = self._fitted(place.known, len(place.future.index), "ets", fits)
+            draws += [classical.reconcile(fitted, row, SAMPLES, self.seed) for row in POOLED_ROWS]
+            draws.append(_naive("seasonal-bootstrap", place.known, len(place.future.index), self.seed))
+        return found
+
+    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Found]:
+        rows, started = TRAINED[self.kind], time.perf_counter()
+        trained = self._train(places[0], next(iter(rows.values())), progress)
+        seconds = time.perf_counter() - started
+        for place in places:
+            for row, method in rows.items():
+                yield place, row, self._rolled(trained, method, place), {"seconds": seconds}
+
+    def _rolled(self, trained: DeepVARModule, method: Method, place: Origin) -> np.ndarray:
+        """Sample paths at a place by a network that was trained before it."""
+        from probhard.forecasting.models.predictor import DeepVARPredictor
+        from probhard.forecasting.models.training import DeepVARModule
+
+        module = DeepVARModule(trained.network, place.known.hierarchy, method)
+        (forecast,) = DeepVARPredictor(module, SAMPLES, self.seed).predict(place.known.to_gluonts())
+        return np.asarray(forecast.samples)
+
+    def _train(self, first: Origin, method: Method, progress: bool, scaling: str = "mean") -> DeepVARModule:
+        from probhard.forecasting.models.estimator import DeepVAREstimator
+        from probhard.training import quiet_training
+
+        setting = SETTINGS[self.dataset]
+        estimator = DeepVAREstimator(
+            first.known.freq,
+            len(first.future.index),
+            first.known.hierarchy,
+            method=method,
+            scaling=scaling,
+            context_length=setting.context,
+            batch_size=setting.batch_size,
+            lr=setting.lr,
+            num_batches_per_epoch=2 if self.quick else 50,
+            trainer_kwargs={
+                "max_epochs": 1 if self.quick else setting.epochs,
+                "enable_progress_bar": progress,
+                "accelerator": "cpu",
+            },
+            seed=self.seed,
+        )
+        with quiet_training():
+            trained: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
+        return trained
+
+    def _numbers(self) -> list[int]:
+        setting = SETTINGS[self.dataset]
+        if self.window == "paper":
+            return [0]
+        count = setting.arima_origins if self.kind == "arima" else setting.origins
+        return list(range(count - 1, -1, -1))
+
+    def _key(self, row: str, origin: int) -> dict[str, Any]:
+        return {"dataset": self.dataset, "method": row, "seed": self.seed, "window": self.window, "origin": origin}
+
+
+def _naive(row: str, data: HierarchicalData, horizon: int, seed: int) -> np.ndarray:
+    if row == "last-value":
+        return baselines.last_value(data, horizon)
+    if row == "seasonal-naive":
+        return baselines.seasonal_naive(data, horizon)
+    return baselines.seasonal_bootstrap(data, horizon, SAMPLES, seed)
+
+
+def grid(
+    path: str | os.PathLike[str],
+    seeds: Sequence[int] = range(5),
+    windows: Sequence[str] = ("paper", "rolling"),
+    datasets: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    rolling_seeds: int = 3,
+    quick: bool = False,
+) -> Grid:
+    """All jobs of the table, the paper's window first, slow classical fits last."""
+    known = ("naive", *TRAINED, *classical.MODELS, POOL)
+    check_choices("method", kinds, known)
+    check_choices("window", windows, ("paper", "rolling"))
+    check_choices("data set", datasets, DATASETS)
+    jobs: list[Unit] = []
+    for window in windows:
+        for kind in kinds or known:
+            if window == "rolling" and kind in TRAINED and kind not in ROLLED:
+                continue
+            count = len(seeds) if window == "paper" else rolling_seeds
+            drawn = seeds[:count] if kind in TRAINED or kind == POOL else seeds[:1]
+            jobs += [Job(dataset, kind, window, seed, quick) for seed in drawn for dataset in datasets or DATASETS]
+    return Grid(jobs, Records(path, KEYS))

@@ -1,0 +1,137 @@
+"""How a model does on exact fields: errors, scores, residuals of the law and of the mass, calibration.
+
+All are plain means over the grid points of the test fields: mse and crps; ce_mean, the mean over fields of the summed
+absolute residuals of the mean; ce_draws, the largest absolute residual of all draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probhard import score as scores
+from probhard.constraints.base import Constraint
+from probhard.laws.distribution import LocationScale
+from probhard.model import Batch, ConstrainedModel
+from probhard.pde.base import Problem
+from probhard.pde.problems import Advection, Stefan
+from probhard.projection.layer import DPPL
+from probhard.projection.projected import Projected
+
+CHUNK = 10  # fields measured at a time
+
+Rule = Callable[[Problem, Tensor], Constraint]
+
+
+def dataset(problem: Problem, parameters: Tensor) -> Batch:
+    """Inputs, flattened exact fields and parameters as one batch."""
+    return Batch(problem.inputs(parameters), problem.solution(parameters).flatten(-2), None, parameters)
+
+
+@torch.no_grad()
+def evaluate(
+    model: ConstrainedModel,
+    problem: Problem,
+    law: Rule,
+    test: Batch,
+    generator: torch.Generator,
+    count: int = 100,
+    last: Rule | None = None,
+) -> dict[str, float]:
+    """The figures of a model on test fields.
+
+    mse is of the forecast's mean, mse_draws of the mean of the draws. crps_marginals is the closed form for mean and
+    variance, exact without inequalities; crps_draws the unbiased estimate from the draws. mse_free leaves out slices on
+    which mass and bounds leave a single point. covered_90 is the share of targets in the central 90 % of the draws,
+    infeasible the share of draws that the projection flagged.
+    ce_mass is ce_mean for the mass, whatever the law is; ce_paper for the paper's mass where that is another.
+    With a ``last`` rule, mean and draws are those of ``predicted``, which have no closed form.
+    """
+    assert test.target is not None
+    total: dict[str, Tensor] = {}
+    largest = torch.tensor(0.0, dtype=torch.float64)
+    masses = {"ce_mass": problem}
+    if isinstance(problem, Stefan | Advection):
+        masses["ce_paper"] = replace(problem, law="paper")
+    for chunk in torch.arange(len(test.target)).split(CHUNK):
+        part = Batch(test.inputs[chunk], test.target[chunk], None, test.context[chunk])
+        assert part.target is not None
+        forecast = model.forecast(part)
+        found = predicted(forecast, generator, count, None if last is None else last(problem, part.context))
+        mean, draws = found.mean, found.draws
+        rows = law(problem, part.context)
+        error = (mean - part.target).square()
+        free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
+        residuals = rows.residual(draws)
+        largest = torch.maximum(largest, residuals.abs().max())
+        lower, upper = (bound.expand(-1, *problem.shape).flatten(-2) for bound in problem.bounds(part.context))
+        figures = {
+            "mse": error.mean(-1),
+            "mse_draws": (draws.mean(0) - part.target).square().mean(-1),
+            "crps_draws": scores.crps_ensemble(draws, part.target, estimator="fair").mean(-1),
+            "ce_mean": rows.residual(mean).abs().sum(-1),
+            "ce_squares": residuals.square().sum(-1).mean(0),
+            "free_errors": (error * free).sum(-1),
+            "free_points": free.to(error).sum(-1),
+            "covered_90": scores.coverage(draws, part.target).mean(-1),
+            "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
+            "negative": (draws < 0).double().mean((0, -1)),
+            "infeasible": found.flagged.double().mean(0),
+        }
+        if last is None:
+            figures["crps_marginals"] = scores.crps(forecast, part.target).mean(-1)
+        for name, other in masses.items():
+            figures[name] = other.constraint(part.context).residual(mean).abs().sum(-1)
+        for name, value in figures.items():
+            total[name] = total.get(name, torch.tensor(0.0)) + value.sum()
+    points = float(total.pop("free_points"))
+    free_mse = float(total.pop("free_errors")) / max(points, 1.0)
+    means = {name: float(value) / len(test.target) for name, value in total.items()}
+    return {**means, "mse_free": free_mse, "ce_draws": float(largest)}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Fields that a model predicts, as they are measured."""
+
+    mean: Tensor  # (*batch, n)
+    draws: Tensor  # (S, *batch, n)
+    flagged: Tensor  # (S, *batch), draws that could not be made feasible
+
+
+def predicted(
+    forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
+) -> Prediction:
+    """Mean and draws of a forecast, put on the nearest fields that obey a last constraint if there is one."""
+    if isinstance(forecast, Projected):
+        solution = forecast.draw((count,), generator)
+        found = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
+    else:
+        draws = forecast.sample((count,), generator)
+        found = Prediction(forecast.mean, draws, torch.zeros(draws.shape[:-1], dtype=torch.bool))
+    if last is None:
+        return found
+    layer = DPPL("orthogonal", on_failure="flag")
+    moved = layer.project(found.draws, last)
+    return Prediction(layer.project(found.mean, last).value, moved.value, found.flagged | ~moved.stats.converged)
+
+
+@torch.no_grad()
+def profile(
+    model: ConstrainedModel, problem: Problem, parameter: float, time: float, count: int, last: Rule | None = None
+) -> dict[str, Any]:
+    """The slice nearest to a time, of the forecast and of so many draws, as the paper's figures show it."""
+    one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
+    generator = torch.Generator().manual_seed(0)
+    found = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))
+    assert one.target is not None
+    number = int((problem.times - time).abs().argmin())
+    cut = slice(number * problem.points, (number + 1) * problem.points)
+    curves = {"exact": one.target[0], "mean": found.mean[0], "stddev": found.draws[:, 0].std(0)}
+    kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
+    where = {"parameter": parameter, "time": float(problem.times[number])}
+    return {**where, **kept, "negative": float((found.draws[:, 0, cut] < 0).double().mean())}

@@ -1,0 +1,1 @@
+"""What only serves: compiled loops, an LRU cache, memory, atomic writes."""

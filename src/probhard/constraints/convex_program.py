@@ -1,0 +1,219 @@
+"""Any convex set that cvxpy can describe: ``describe(u, *args)`` is a list of cvxpy constraints.
+
+The description is read once for each number of variables and shapes of data; this batch's data are passed as
+parameters, so the constraints must be affine in them wherever they meet u (cvxpy's DPP rules). Affine equalities that
+hold no parameters become rows ``A u = b``; everything else is evaluated by cvxpy, one point after the other and
+without gradients: exact, for any cone, but slow. Join functions that are defined for u >= 0 alone, such as entropies,
+with ``NonNegative()``: a rounding below 0 would be outside their domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard._util.lru import Recent
+from probhard.constraints.base import Constraint, reals
+from probhard.errors import ParameterError, ShapeError, broadcast, checking, optional
+from probhard.laws.covariance import check_finite
+
+Shapes = tuple[tuple[int, ...], ...]
+
+_KNOWN: Recent[ProgramStructure] = Recent()  # by description
+
+
+def cvx(name: str) -> Any:
+    """A module of the optional dependencies of convex programs."""
+    return optional(name, "cvx", "ConvexProgram")
+
+
+class ConvexProgram(Constraint):
+    """The points u that satisfy ``describe(u, *args)``, a list of convex cvxpy constraints.
+
+    Args:
+        describe: Maps a ``cvxpy.Variable`` of n entries, and one ``cvxpy.Parameter`` for each of ``args``, to
+            constraints. Define it once: a new function is read and compiled anew.
+        variables: Number of variables n.
+        args: This batch's data, each (*batch, *own shape).
+        parameters: Own shapes of ``args``, such as ``((), (3,))`` for a number and three of them.
+    """
+
+    def __init__(
+        self, describe: Callable[..., Any], variables: int, args: tuple[Any, ...] = (), parameters: Shapes = ()
+    ) -> None:
+        if not callable(describe):
+            raise ParameterError(
+                f"ConvexProgram got {type(describe).__name__} as its description.",
+                "It must map a cvxpy variable to a list of constraints.",
+                "Pass a function such as lambda u: [cvxpy.norm(u) <= 1].",
+            )
+        shapes = tuple(tuple(int(size) for size in shape) for shape in parameters)
+        if len(args) != len(shapes):
+            raise ShapeError(
+                f"ConvexProgram got {len(args)} args and {len(shapes)} shapes of parameters.",
+                "Each of args has an own shape, which tells its batch dimensions apart.",
+                "Pass parameters=((), (3,)) for a number and a vector of 3 per batch element.",
+            )
+        self.args = tuple(_data(value, shape, i) for i, (value, shape) in enumerate(zip(args, shapes)))
+        try:
+            broadcast((), *self._batches(shapes))
+        except RuntimeError as error:
+            raise ShapeError(
+                f"The args have batch shapes {[tuple(batch) for batch in self._batches(shapes)]}.",
+                "They belong to one batch and must broadcast, from the right.",
+                "Give them the same leading dimensions.",
+            ) from error
+        self.programme = _structure(describe, int(variables), shapes)
+
+    @property
+    def variables(self) -> int:
+        return self.programme.variables
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch dimensions of the data."""
+        return broadcast((), *self._batches(self.programme.shapes))
+
+    @property
+    def algorithm(self) -> str:
+        return "a cone solver, refined by Newton's method"
+
+    def residual(self, u: Tensor) -> Tensor:
+        self.check_event(u, "The point")
+        known, other = self.programme.rows, self._evaluated(u, excess=False)
+        rows, right = torch.from_numpy(known[0]).to(u), torch.from_numpy(known[1]).to(u)
+        return torch.cat([(u @ rows.mT - right).expand(*other.shape[:-1], -1), other], -1)
+
+    def scale(self, u: Tensor) -> Tensor:
+        rows, right = (torch.from_numpy(np.abs(x)).to(u) for x in self.programme.rows)
+        lead = broadcast(u.shape[:-1], self.batch_shape)
+        known = (u.abs() @ rows.mT + right).expand(*lead, -1)
+        return torch.cat([known, self._size(u).expand(*lead, self.programme.evaluated)], -1)
+
+    def excess(self, u: Tensor) -> Tensor:
+        self.check_event(u, "The point")
+        return self._evaluated(u, excess=True)
+
+    def excess_scale(self, u: Tensor) -> Tensor:
+        lead = broadcast(u.shape[:-1], self.batch_shape)
+        return self._size(u).expand(*lead, len(self.programme.inequalities))
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__ = {**self.__dict__, "args": tuple(value.to(*args, **kwargs) for value in self.args)}
+        return twin
+
+    def __repr__(self) -> str:
+        name = getattr(self.programme.describe, "__name__", type(self.programme.describe).__name__)
+        return f"ConvexProgram({name}, variables={self.variables})"
+
+    def _batches(self, shapes: Shapes) -> list[torch.Size]:
+        return [value.shape[: value.dim() - len(shape)] for value, shape in zip(self.args, shapes)]
+
+    @staticmethod
+    def _size(u: Tensor) -> Tensor:
+        return 1 + u.abs().amax(-1, keepdim=True)
+
+    def _evaluated(self, u: Tensor, excess: bool) -> Tensor:
+        """What cvxpy says at each point: violations, or residuals of the equalities that hold parameters."""
+        structure = self.programme
+        lead = broadcast(u.shape[:-1], self.batch_shape)
+        count = len(structure.inequalities) if excess else structure.evaluated
+        if not count:
+            return u.new_zeros(*lead, 0)
+        points = u.detach().cpu().double().expand(*lead, -1).reshape(-1, self.variables).numpy()
+        data = [
+            value.detach().cpu().double().expand(*lead, *shape).reshape(-1, *shape).numpy()
+            for value, shape in zip(self.args, structure.shapes)
+        ]
+        found = np.stack([structure.at(p, [x[i] for x in data], excess) for i, p in enumerate(points)] or [np.zeros(0)])
+        return torch.from_numpy(found).to(u).reshape(*lead, count)
+
+
+class ProgramStructure:
+    """A description made ready: its constraints by kind, and the rows of those equalities that never change."""
+
+    def __init__(self, describe: Callable[..., Any], variables: int, shapes: Shapes) -> None:
+        cp = cvx("cvxpy")
+        self.describe, self.variables, self.shapes = describe, variables, shapes
+        self._u = cp.Variable(variables)
+        self._parameters = [cp.Parameter(shape) for shape in shapes]
+        found = self.constraints(self._u, self._parameters)
+        kinds = cp.constraints.Equality, cp.constraints.Zero
+        equal = [c for c in found if isinstance(c, kinds)]
+        self.inequalities = [c for c in found if not isinstance(c, kinds)]
+        self._moving = [c for c in equal if c.parameters()]
+        self.evaluated = sum(c.size for c in self._moving)
+        self._u.value = np.zeros(variables)
+        fixed = [c.expr for c in equal if not c.parameters()]
+        matrices = [np.zeros((0, variables)), *(_slope(expression, self._u) for expression in fixed)]
+        offsets = [np.zeros(0), *(-np.ravel(expression.value, order="F") for expression in fixed)]
+        self.rows = np.concatenate(matrices), np.concatenate(offsets)  # A (q, n) and b (q,)
+
+    def constraints(self, u: Any, parameters: list[Any]) -> list[Any]:
+        """The description of a variable, checked."""
+        cp = cvx("cvxpy")
+        found = self.describe(u, *parameters)
+        found = list(found) if isinstance(found, list | tuple) else [found]
+        wrong = next((c for c in found if not isinstance(c, cp.constraints.constraint.Constraint)), None)
+        if wrong is not None:
+            raise ParameterError(
+                f"describe returned a {type(wrong).__name__} among its constraints.",
+                "It must return a list of cvxpy constraints.",
+                "Write them with ==, <=, >=, >> between expressions of u, or as cvxpy.SOC and others.",
+            )
+        if any(v.id != u.id for c in found for v in c.variables()):
+            raise ParameterError(
+                "describe made variables of its own.",
+                "Feasibility is checked at u alone.",
+                "Write the set with cvxpy's atoms, such as norm, norm1, max and sum_squares.",
+            )
+        for rule, name in ((lambda c: c.is_dcp(), "convex (DCP)"), (lambda c: c.is_dcp(dpp=True), "DPP")):
+            bad = next((c for c in found if not rule(c)), None)
+            if bad is not None:
+                raise ParameterError(
+                    f"The constraint {bad} is not {name} by cvxpy's rules.",
+                    "The set must be convex, and its constraints affine in the parameters.",
+                    "Rewrite it with cvxpy's atoms; pass products of data as one argument.",
+                )
+        return found
+
+    def at(self, u: np.ndarray, data: list[np.ndarray], excess: bool) -> np.ndarray:
+        """The largest violation of each inequality at one point, or residuals of equalities with parameters."""
+        self._u.value = u
+        for parameter, value in zip(self._parameters, data):
+            parameter.value = value
+        if excess:
+            return np.array([float(np.max(c.violation())) for c in self.inequalities])
+        return np.concatenate([np.ravel(c.expr.value, order="F") for c in self._moving])
+
+
+def _slope(expression: Any, u: Any) -> np.ndarray:
+    """The matrix of an affine expression, (size, n)."""
+    slope = expression.grad.get(u)
+    if slope is None:
+        return np.zeros((expression.size, u.size))
+    return np.asarray(slope.toarray() if sp.issparse(slope) else slope).reshape(u.size, expression.size).T
+
+
+def _structure(describe: Callable[..., Any], variables: int, shapes: Shapes) -> ProgramStructure:
+    """The structure of a description, made once while it is remembered."""
+    return _KNOWN.get((describe, variables, shapes), lambda: ProgramStructure(describe, variables, shapes))
+
+
+def _data(value: Any, shape: tuple[int, ...], index: int) -> Tensor:
+    given = reals(f"Argument {index} of the program", value)
+    if given.shape[max(0, given.dim() - len(shape)) :] != shape:
+        raise ShapeError(
+            f"Argument {index} of the program has shape {tuple(given.shape)}, its parameter {shape}.",
+            "Batch dimensions lead, (*batch, *own shape).",
+            "Correct parameters, or reshape the data.",
+        )
+    if checking():
+        check_finite(f"Argument {index} of the program", given)
+    return given

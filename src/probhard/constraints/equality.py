@@ -1,0 +1,254 @@
+"""Linear equality constraints, ``A u = b`` (paper, section "Linear Equality Constraints")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from probhard.constraints.base import Constraint, check_real, reals
+from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, broadcast, check_choice, checking
+from probhard.laws.covariance import check_finite
+from probhard.rows.presolve import dependent_rows
+from probhard.rows.system import LinearSystem
+
+_SYSTEMS: Any = WeakTensorKeyDictionary()  # systems made from tensors seen before, while these live
+
+
+class LinearEquality(Constraint):
+    """``A u = b``.
+
+    Args:
+        A: Rows, (q, n) or (*batch, q, n); dense or torch sparse, a numpy array or scipy sparse matrix.
+        b: Right-hand sides, (*batch, q), or one number for all rows.
+        rank: ``"strict"`` refuses redundant rows, ``"reveal"`` drops them. Contradictions are always refused.
+    """
+
+    def __init__(self, A: Any, b: Any = 0.0, rank: str = "strict") -> None:
+        check_choice("rank", rank, ("strict", "reveal"))
+        matrix = real_matrix("A", A)
+        if len(matrix.shape) < 2:
+            raise ShapeError(
+                f"A has shape {tuple(matrix.shape)}.",
+                "It needs one row per constraint and one column per variable, (*batch, q, n).",
+                "Write a single row as A[None, :].",
+            )
+        self._set(_system_of(matrix), b, rank)
+
+    def _set(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
+        self.system = system
+        right = reals("The right-hand side b", b)
+        if right.dim() == 0:
+            right = right.expand(system.rows)
+        if right.shape[-1] != system.rows:
+            raise ShapeError(
+                f"b has shape {tuple(right.shape)}, A has {system.rows} rows.",
+                "There is one right-hand side per row, in the last dimension.",
+                f"Give b the shape (*batch, {system.rows}).",
+            )
+        self.b = right
+        broadcast_batch(system.batch_shape, self.b.shape[:-1], "A", "b")
+        if checking():
+            check_finite("The right-hand side b", self.b)
+        self.rank = rank
+        self._check_redundancy()
+
+    @classmethod
+    def from_system(cls, system: LinearSystem, b: Any, rank: str = "strict") -> LinearEquality:
+        """From rows made ready before; nothing about A is looked at again."""
+        constraint = object.__new__(LinearEquality)
+        constraint._set(system, b, rank)
+        return constraint
+
+    def replace(self, b: Any) -> LinearEquality:
+        """The same rows with another batch's right-hand sides."""
+        return LinearEquality.from_system(self.system, b, self.rank)
+
+    @property
+    def variables(self) -> int:
+        return self.system.variables
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch dimensions of the rows and right-hand sides together."""
+        return broadcast(self.system.batch_shape, self.b.shape[:-1])
+
+    @property
+    def rows(self) -> int:
+        """Number of rows q."""
+        return self.system.rows
+
+    @property
+    def algorithm(self) -> str:
+        return self.system.algorithm
+
+    @property
+    def A(self) -> Tensor:  # noqa: N802 - the paper's name
+        """The rows as one dense matrix, (*batch, q, n)."""
+        return self.system.map.at(self.b).dense()
+
+    def residual(self, u: Tensor) -> Tensor:
+        self.check_event(u, "The point")
+        return self.system.map.at(u).apply(u) - self.b.to(u)
+
+    def scale(self, u: Tensor) -> Tensor:
+        return self.system.map.at(u).magnitude(u) + self.b.to(u).abs()
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__ = {**self.__dict__, "b": self.b.to(*args, **kwargs)}
+        return twin
+
+    def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:
+        """Rows, right-hand sides and held variables as they enter a combination with ``&``."""
+        matrix = self.system.matrix
+        if matrix is None:
+            rows = self.A
+            if rows.dim() > 2:
+                raise ParameterError(
+                    "Rows that differ between batch elements cannot be combined with '&'.",
+                    "The combined structure is found once for all elements.",
+                    "Concatenate the matrices along their rows and build one LinearEquality.",
+                )
+            matrix = sp.csr_array(rows.detach().cpu().double().numpy())
+        held = self.system.held
+        return matrix, self.b, np.empty(0, dtype=np.int64) if held is None else held.numpy()
+
+    def linear_part(self) -> Constraint:
+        return self
+
+    def stacked(self, other: LinearEquality) -> LinearEquality:
+        """The rows of both."""
+        (first, b1, held1), (second, b2, held2) = self.stackable(), other.stackable()
+        system = LinearSystem.of(sp.csr_array(sp.vstack([first, second])), np.union1d(held1, held2))
+        batch = broadcast_batch(b1.shape[:-1], b2.shape[:-1], "the first constraint", "the second")
+        dtype = torch.promote_types(b1.dtype, b2.dtype)
+        b = torch.cat([x.expand(*batch, -1).to(b1.device, dtype) for x in (b1, b2)], -1)
+        rank = "reveal" if "reveal" in (self.rank, other.rank) else "strict"
+        return LinearEquality.from_system(system, b, rank)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rows={self.rows}, variables={self.variables}, algorithm={self.algorithm!r})"
+
+    def _check_redundancy(self) -> None:
+        found = self.system.redundancy
+        if found is None:
+            return
+        names = _words(found.rows)
+        source = _words(np.flatnonzero(np.abs(found.combination).max(0) > 0), found.others)
+        b = self.b.detach().double()
+        combination = torch.from_numpy(found.combination).to(b.device)
+        implied = b[..., torch.from_numpy(found.others)] @ combination.mT
+        gap = (b[..., torch.from_numpy(found.rows)] - implied).abs()
+        tolerance = 1e-9 if self.b.dtype == torch.float64 else 1e-5
+        bound = tolerance * (1 + b.abs().amax(-1, keepdim=True))
+        if checking() and bool((gap > bound).any()):
+            where = [int(i) for i in (gap > bound).nonzero()[0]]
+            at = f" in batch element {tuple(where[:-1])}" if len(where) > 1 else ""
+            raise InfeasibleError(
+                f"Row {found.rows[where[-1]]} contradicts rows {source}: it misses what they imply by "
+                f"{float(gap.max()):.4g}{at}.",
+                "No point satisfies all of them.",
+                "Correct b, or leave out the row.",
+            )
+        if self.rank == "strict":
+            raise RankError(
+                f"Rows {names} repeat what rows {source} already say.",
+                "A W A^T would be singular.",
+                "Leave them out, or pass rank='reveal' to drop them.",
+            )
+
+
+def _system_of(matrix: Any) -> LinearSystem:
+    """The rows of a matrix made ready: shared ones once, batched ones and trained ones as they are."""
+    if not isinstance(matrix, Tensor):
+        return _shared_system(sp.csr_array(matrix))
+    if matrix.layout != torch.strided:
+        if matrix.requires_grad:
+            raise ParameterError(
+                "A sparse A requires a gradient.",
+                "The values of sparse rows are read once, as constants, so it would never be trained.",
+                "Pass a dense A, or A.detach().",
+            )
+        return remembered(matrix, "rows", lambda: _shared_system(scipy_from_sparse(matrix)))
+    if matrix.requires_grad or matrix.dim() > 2 or not checking():
+        _check_batched(matrix)
+        return LinearSystem.batched(matrix)
+    return remembered(matrix, "rows", lambda: _shared_system(sp.csr_array(matrix.cpu().double().numpy())))
+
+
+def _shared_system(rows: sp.csr_array) -> LinearSystem:
+    check_finite("The matrix A", torch.from_numpy(rows.data.astype(np.float64)))
+    return LinearSystem.of(rows)
+
+
+def remembered(tensor: Tensor, use: Any, build: Callable[[], Any]) -> Any:
+    """What was built from a tensor for a use, kept while the tensor lives and is not changed in place."""
+    if not checking():
+        return build()
+    known = _SYSTEMS.setdefault(tensor, {})
+    key = (use, tensor._version)
+    if key not in known:
+        known[key] = build()
+    return known[key]
+
+
+def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> torch.Size:
+    """The common batch shape of two things, or a ShapeError that names them."""
+    try:
+        return broadcast(first, second)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"The batch shape of {a} is {tuple(first)}, that of {b} {tuple(second)}.",
+            "They belong to one batch and must broadcast, from the right.",
+            "Give both the same leading dimensions.",
+        ) from error
+
+
+def real_matrix(name: str, matrix: Any) -> Any:
+    """Dense or sparse rows of real numbers; integers become float64."""
+    if not sp.issparse(matrix):
+        return reals(name, matrix)
+    check_real(name, matrix)
+    return matrix
+
+
+def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:
+    """A torch sparse matrix (q, n) as a scipy one in float64."""
+    if matrix.dim() != 2:
+        raise ShapeError(
+            f"A sparse A has shape {tuple(matrix.shape)}.",
+            "A sparse matrix is shared by all batch elements.",
+            "Pass one (q, n) matrix, or a dense (*batch, q, n) one.",
+        )
+    entries = matrix.detach().to_sparse_coo().coalesce().cpu()
+    rows, columns = entries.indices().numpy()
+    return sp.csr_array((entries.values().double().numpy(), (rows, columns)), shape=tuple(matrix.shape))
+
+
+def _check_batched(matrix: Tensor) -> None:
+    """Finite entries and full row rank of every batch element, in eager mode."""
+    if not checking():
+        return
+    check_finite("The matrix A", matrix)
+    rank = torch.linalg.matrix_rank(matrix.detach())
+    if bool((rank < matrix.shape[-2]).any()):
+        element = tuple(int(i) for i in (rank < matrix.shape[-2]).nonzero()[0])
+        _, dependent, _ = dependent_rows(matrix[element].detach().cpu().double().numpy())
+        raise RankError(
+            f"In batch element {element} of A, rows {_words(dependent)} repeat other rows.",
+            "A W A^T would be singular there.",
+            "Leave those rows out.",
+        )
+
+
+def _words(index: np.ndarray, names: np.ndarray | None = None) -> str:
+    """A short list of row numbers."""
+    numbers = [int(i) for i in (index if names is None else names[index])]
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"[{shown}{', ...' if len(numbers) > 8 else ''}]"

@@ -1,0 +1,1 @@
+"""Data: tables of series, frames, time stamps, named data sets."""

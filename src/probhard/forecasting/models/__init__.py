@@ -1,0 +1,1 @@
+"""Models: DeepVAR, classical and naive forecasts, and pools of them."""

@@ -1,0 +1,159 @@
+"""DeepVAR: one recurrent network for all series of a hierarchy (Salinas et al., 2019).
+
+    scale_i = mean |y_i|,  centre_i = 0 or mean y_i,  over the observed context,
+    x_t = ((y_{t - lag} - centre) / scale for every lag,  features_t,  log scale - mean log scale),
+    h_t = LSTM layers (x_t), each after the first with a residual,
+    z_t = centre + scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units.
+
+With a centre of 0 all inputs are near 1 and a step of Adam moves every gate by their number: slow with many series, but
+a brake on overfitting few rows. Nothing here knows of constraints: the projection takes z_t as it is, in data units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from probhard.errors import check_choice
+from probhard.forecasting.models.windows import Layout, Window
+from probhard.laws.covariance import Covariance, Diagonal, LowRank
+from probhard.laws.distribution import LocationScale
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+
+State = list[tuple[Tensor, Tensor]]  # hidden and cell state of every layer, (1, B, hidden)
+
+FIRST_SPREAD = 0.1  # of an untrained network, relative to the scale of a series
+SMALLEST_SPREAD = 1e-3
+SCALINGS = ("mean", "centre", "none")
+FAMILIES: dict[str, Family] = {family.name: family for family in (NORMAL, LAPLACE, LOGISTIC, UNIFORM)}
+
+
+class Units(NamedTuple):
+    """What a series' values are measured from and in."""
+
+    centre: Tensor  # (B, 1, n)
+    scale: Tensor  # (B, 1, n)
+
+
+class DeepVAR(nn.Module):
+    """Maps windows to the laws of all their context and horizon steps, each given the true values before it.
+
+    Args:
+        layout: What a window holds.
+        variables: Number of series n.
+        num_layers: LSTM layers.
+        hidden_size: Units of each.
+        dropout_rate: Between the layers.
+        rank: Columns of the low-rank part of the covariance; 0 is diagonal.
+        family: Law of the noise.
+        scaling: ``"mean"`` divides each series by its mean absolute value, ``"centre"`` also measures it from its mean,
+            ``"none"`` does nothing.
+    """
+
+    typical: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        variables: int,
+        num_layers: int = 2,
+        hidden_size: int = 40,
+        dropout_rate: float = 0.1,
+        rank: int = 0,
+        family: Family = NORMAL,
+        scaling: str = "mean",
+    ) -> None:
+        super().__init__()
+        check_choice("scaling", scaling, SCALINGS)
+        self.options = {"num_layers": num_layers, "hidden_size": hidden_size, "dropout_rate": dropout_rate}
+        self.layout, self.variables, self.rank, self.family, self.scaling = layout, variables, rank, family, scaling
+        size = variables * (len(layout.lags_seq) + 1) + layout.num_features
+        self.layers = nn.ModuleList(
+            nn.LSTM(size if k == 0 else hidden_size, hidden_size, batch_first=True) for k in range(num_layers)
+        )
+        self.dropout = nn.Dropout(dropout_rate)
+        self.head = nn.Linear(hidden_size, variables * (2 + rank))
+        self.register_buffer("typical", torch.ones(variables))  # scales of series without observed context
+        for parameter in self.parameters():
+            nn.init.xavier_uniform_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
+        self.float()
+
+    def record(self) -> dict[str, Any]:
+        """Plain values from which ``from_record`` builds the same architecture."""
+        law = {"name": self.family.name, "exact": self.family.exact, "df": getattr(self.family, "df", None)}
+        sizes = {"variables": self.variables, "rank": self.rank, "scaling": self.scaling}
+        return {"layout": asdict(self.layout), **sizes, **self.options, "family": law}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> DeepVAR:
+        """An untrained network of a recorded architecture."""
+        tuples: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in record["layout"].items()}
+        law = record["family"]
+        family: Family = FAMILIES[law["name"]] if law["df"] is None else student_t(law["df"])
+        rest = {name: value for name, value in record.items() if name not in ("layout", "family")}
+        return cls(Layout(**tuples), family=family if law["exact"] else family.independent(), **rest)
+
+    def forward(self, window: Window) -> LocationScale:
+        """The laws of the context and horizon steps, batch (B, steps) and event n, in data units."""
+        values, units = self.scaled(window.target)
+        hidden, _ = self.recur(self.inputs(values, window.features, units))
+        return self.law(hidden, units)
+
+    def scaled(
+        self,
+        target: Tensor,  # (B, lags + context + horizon, n), NaN where unknown
+    ) -> tuple[Tensor, Units]:  # the same in its units, 0 where unknown
+        """Measure the targets by what the context shows of them."""
+        observed = ~torch.isnan(target)
+        values = torch.where(observed, target, 0.0)
+        zero = torch.zeros_like(values[:, :1])
+        if self.scaling == "none":
+            return values, Units(zero, zero + 1)
+        context = slice(self.layout.longest_lag, self.layout.past)
+        count = observed[:, context].sum(1, keepdim=True).clamp(min=1)
+        size = values[:, context].abs().sum(1, keepdim=True) / count
+        centre = values[:, context].sum(1, keepdim=True) / count if self.scaling == "centre" else zero
+        units = Units(centre, torch.where(size > 0, size, self.typical))
+        return torch.where(observed, (values - units.centre) / units.scale, 0.0), units
+
+    def inputs(
+        self,
+        values: Tensor,  # (B, lags + steps, n)
+        features: Tensor,  # (B, steps, F)
+        units: Units,
+    ) -> Tensor:  # (B, steps, inputs)
+        """What the network sees at each step: never the value of the step itself."""
+        steps, first = features.shape[1], self.layout.longest_lag
+        lagged = [values[:, first - lag : first - lag + steps] for lag in self.layout.lags_seq]
+        size = units.scale.log()
+        size = (size - size.mean(-1, keepdim=True)).expand(-1, steps, -1)  # free of the unit of measurement
+        return torch.cat([*lagged, features, size], -1)
+
+    def recur(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Run the layers over the steps, (B, steps, hidden), from a state on."""
+        hidden, after = inputs, []
+        for k, layer in enumerate(self.layers):
+            out, last = layer(self.dropout(hidden) if k else hidden, None if state is None else state[k])
+            hidden = hidden + out if k else out
+            after.append(last)
+        return hidden, after
+
+    def law(self, hidden: Tensor, units: Units) -> LocationScale:
+        """The law of each step in data units."""
+        loc, raw, *factor = self.head(hidden).split([self.variables, self.variables, *self._factor_sizes()], -1)
+        shift = math.log(math.expm1(FIRST_SPREAD))
+        spread = functional.softplus(raw + shift) + SMALLEST_SPREAD
+        cov: Covariance = Diagonal.from_stddev(spread)
+        if self.rank:
+            columns = FIRST_SPREAD * factor[0].unflatten(-1, (self.variables, self.rank))
+            cov = LowRank(columns, spread.square())
+        return LocationScale(loc, cov, self.family, validate_args=False).affine(units.scale, units.centre)
+
+    def _factor_sizes(self) -> list[int]:
+        return [self.variables * self.rank] if self.rank else []

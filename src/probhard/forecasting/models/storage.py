@@ -1,0 +1,130 @@
+"""Saved folders: JSON, arrays and weights, and constraints as plain arrays and names.
+
+    hierarchy: S, held nodes, names, tags;      rows: A, b, held variables;      box: lower, upper.
+
+Nothing that is read back can run code. Functions and general sets are not stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from probhard.constraints.base import Constraint
+from probhard.constraints.box import Box
+from probhard.constraints.equality import LinearEquality
+from probhard.constraints.hierarchy import Hierarchy
+from probhard.constraints.intersection import Intersection
+from probhard.errors import ParameterError
+from probhard.rows.system import LinearSystem
+
+Arrays = dict[str, Any]  # of NumPy arrays
+
+
+def read_record(file: Path, format: str, version: int, writer: str) -> dict[str, Any]:
+    """The plain values of a JSON file with this mark."""
+    content = _read(file, lambda: json.loads(file.read_text(encoding="utf-8")), writer)
+    if not isinstance(content, dict) or content.get("format") != format or content.get("version") != version:
+        raise ParameterError(
+            f"{file} does not hold {format} of format version {version}.",
+            "It lacks the format mark, or another version of probhard wrote it.",
+            f"Pass a folder written by {writer} of this version.",
+        )
+    return content
+
+
+def read_arrays(file: Path) -> Arrays:
+    """The arrays of an npz file."""
+
+    def load() -> Arrays:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    return _read(file, load)
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file of weights."""
+    return _read(file, lambda: torch.load(file, map_location="cpu", weights_only=True))
+
+
+def _read(file: Path, load: Callable[[], Any], writer: str = "the method that saved the others") -> Any:
+    try:
+        return load()
+    except Exception as error:  # of many kinds: no file, bad JSON, a broken archive, pickled objects
+        raise ParameterError(
+            f"{file} cannot be read ({type(error).__name__}).",
+            "It is missing or damaged, or holds more than plain values.",
+            f"Pass a whole folder, as written by {writer}.",
+        ) from error
+
+
+def constraint_record(constraint: Constraint) -> tuple[list[dict[str, Any]] | None, Arrays]:
+    """The parts of a constraint as plain values, and their arrays; None if a part is a function or a general set."""
+    parts = constraint.parts() if isinstance(constraint, Intersection) else (constraint,)
+    record: list[dict[str, Any]] = []
+    arrays: Arrays = {}
+    for number, part in enumerate(parts):
+        if isinstance(part, Hierarchy):
+            held = part.stackable()[2]
+            record.append({"kind": "hierarchy", "names": part.names, "tags": part.tags})
+            found = {**_split(part.summation), "held": held}
+        elif isinstance(part, LinearEquality):
+            matrix, b, held = part.stackable()
+            record.append({"kind": "rows", "rank": part.rank})
+            found = {**_split(matrix), "b": b.numpy(force=True), "held": held}
+        elif isinstance(part, Box):
+            record.append({"kind": "box"})
+            found = {"lower": part.lower.numpy(force=True), "upper": part.upper.numpy(force=True)}
+        else:
+            return None, {}
+        arrays |= {f"{number}.{name}": value for name, value in found.items()}
+    return record, arrays
+
+
+def constraint_from_record(record: list[dict[str, Any]], arrays: Mapping[str, np.ndarray]) -> Constraint:
+    """The constraint of a record.
+
+    Raises:
+        ParameterError: If the record is not one of ``constraint_record``.
+    """
+    try:
+        parts = [_part(values, f"{number}.", arrays) for number, values in enumerate(record)]
+        first, *others = parts
+    except (KeyError, ValueError, TypeError) as error:
+        raise ParameterError(
+            f"The saved constraint cannot be read ({error}).",
+            "A part or one of its arrays is missing or unknown.",
+            "Pass constraint=... as it was in training.",
+        ) from error
+    for other in others:
+        first = first & other
+    return first
+
+
+def _part(values: dict[str, Any], at: str, arrays: Mapping[str, np.ndarray]) -> Constraint:
+    if values["kind"] == "box":
+        return Box(*(torch.from_numpy(arrays[at + name]) for name in ("lower", "upper")))
+    matrix, held = _joined(at, arrays), arrays[at + "held"]
+    if values["kind"] == "hierarchy":
+        return Hierarchy(matrix, values["names"], values["tags"], [int(node) for node in held])
+    if values["kind"] == "rows":
+        return LinearEquality.from_system(
+            LinearSystem.of(matrix, held), torch.from_numpy(arrays[at + "b"]), values["rank"]
+        )
+    raise KeyError(values["kind"])
+
+
+def _split(matrix: sp.csr_array) -> Arrays:
+    return {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": np.array(matrix.shape)}
+
+
+def _joined(at: str, arrays: Mapping[str, np.ndarray]) -> sp.csr_array:
+    data, indices, indptr, shape = (arrays[at + name] for name in ("data", "indices", "indptr", "shape"))
+    return sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))

@@ -1,0 +1,1 @@
+"""Reports: evaluation, backtests and the report page."""

@@ -1,0 +1,24 @@
+"""Laws: location-scale distributions, their covariances and families, and laws clipped at bounds."""
+
+from probhard.laws.censored import CensoredMarginals
+from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+
+__all__ = [
+    "LAPLACE",
+    "LOGISTIC",
+    "NORMAL",
+    "UNIFORM",
+    "CensoredMarginals",
+    "Covariance",
+    "Dense",
+    "Diagonal",
+    "Family",
+    "LocationScale",
+    "LowRank",
+    "Marginals",
+    "as_location_scale",
+    "marginals",
+    "student_t",
+]

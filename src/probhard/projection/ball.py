@@ -1,0 +1,116 @@
+"""Projection on a ball under a diagonal weight: ``d = u - c`` solves ``(1 + m w) d = z - c`` with ``|d| = r``.
+
+The multiplier m >= 0 is the root of ``1 / r - 1 / |d(m)|``, which is almost linear in m, so Newton's steps are few. One
+more step of it, differentiated, carries the gradients. The tangent is ``D - k (D d)^T`` with ``D = 1 / (1 + m w)`` and
+``k = D w d / (d . D w d)``, curvature included.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.curved import Ball
+from probhard.errors import broadcast
+from probhard.laws.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projection.parts import Gathered
+from probhard.tangent import Differential
+
+STEPS = 60
+
+
+class BallProjector(Projector):
+    """One ball and nothing else."""
+
+    moments_from = "monte-carlo"
+    equalities = False
+
+    def __init__(self, parts: Gathered, weight: Diagonal, options: Options) -> None:
+        (ball,) = parts.curved
+        assert isinstance(ball, Ball)
+        self.ball, self.weight = ball, weight.variance.to(torch.float64)
+
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        offset = self.ball.offset(z.to(torch.float64))
+        radius = self.ball.radius.to(offset).unsqueeze(-1)
+        lead = broadcast(offset.shape[:-1], self.weight.shape[:-1], radius.shape[:-1])
+        offset = offset.expand(*lead, offset.shape[-1])
+        largest = self.weight.detach().amax(-1, keepdim=True)
+        weight = torch.maximum(self.weight, 1e-12 * largest)  # a variable without variance moves where it must
+        unit = weight / largest.clamp(min=1e-300)
+        outside = offset.norm(dim=-1, keepdim=True) > radius
+        with torch.no_grad():
+            multiplier, steps = _root(offset.detach(), unit.detach(), radius.detach(), outside)
+        shrunk = offset / (1 + multiplier * unit)
+        size = _size(shrunk)
+        slope = (shrunk.square() * unit / (1 + multiplier * unit)).sum(-1, keepdim=True) / size.pow(3)
+        step = (1 / size - 1 / radius.clamp(min=1e-300)) / slope.clamp(min=1e-300)
+        step = torch.where(outside & (radius > 0), step, 0.0)
+        moved = offset / (1 + (multiplier - step) * unit)
+        direction = moved * (radius / _size(moved))
+        value = torch.where(outside, direction, offset)
+        found = value if self.ball.center is None else value + self.ball.center.to(value)
+        found = found.to(z.dtype)
+        residual = self.ball.relative_violation(found.detach())
+        tangent = BallTangent(value.detach(), (1 + multiplier * unit).reciprocal(), unit.detach(), outside)
+        return Solution(found, tangent, Stats(steps, residual, residual <= TOLERANCE[z.dtype]))
+
+
+class BallTangent(Differential):
+    """``D - k (D d)^T`` outside the ball, the identity inside."""
+
+    def __init__(self, d: Tensor, shrink: Tensor, weight: Tensor, outside: Tensor) -> None:
+        self.d, self.outside = d, outside
+        self.shrink = torch.where(outside, shrink, 1.0)
+        pushed = self.shrink * weight * d
+        total = (d * pushed).sum(-1, keepdim=True)
+        self.gain = torch.where(outside & (total > 0), pushed / total.clamp(min=1e-300), 0.0)
+        self.point = outside & (total <= 0)  # radius 0: one point, which does not move
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.d.shape
+
+    def apply(self, x: Tensor) -> Tensor:
+        scaled = self.shrink * x.to(torch.float64)
+        found = scaled - self.gain * (self.d * scaled).sum(-1, keepdim=True)
+        return torch.where(self.point, 0.0, found).to(x.dtype)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        double = torch.where(self.point, 0.0, x.to(torch.float64))
+        return (self.shrink * (double - self.d * (self.gain * double).sum(-1, keepdim=True))).to(x.dtype)
+
+    def variance(self, cov: Covariance) -> Tensor:
+        if isinstance(cov, Diagonal):
+            scaled = self.shrink.square() * cov.variance.to(torch.float64)
+            own = self.d.square() * scaled
+            others = (own.sum(-1, keepdim=True) - own).clamp(min=0)
+            found = scaled * (1 - self.gain * self.d).square() + self.gain.square() * others
+            return torch.where(self.point, 0.0, found).to(cov.dtype)
+        return super().variance(cov)
+
+
+def _root(offset: Tensor, weight: Tensor, radius: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """The multiplier (*batch, 1) and the number of steps (*batch,)."""
+    multiplier = torch.zeros_like(offset[..., :1])
+    steps = torch.zeros(offset.shape[:-1], dtype=torch.int64, device=offset.device)
+    open_ = outside & (radius > 0)
+    for _ in range(STEPS):
+        if not bool(open_.any()):
+            break
+        shrink = 1 / (1 + multiplier * weight)
+        d = offset * shrink
+        size = d.norm(dim=-1, keepdim=True)
+        slope = (d.square() * weight * shrink).sum(-1, keepdim=True)
+        step = (size - radius) / radius.clamp(min=1e-300) * size.square() / slope.clamp(min=1e-300)
+        fresh = torch.where(open_, (multiplier + step).clamp(min=0), multiplier)
+        steps = steps + open_.squeeze(-1).to(torch.int64)
+        open_ = open_ & ((fresh - multiplier).abs() > 1e-15 * fresh)
+        multiplier = fresh
+    return multiplier, steps
+
+
+def _size(d: Tensor) -> Tensor:
+    """The norm, with gradient 0 at 0."""
+    return safe_sqrt(d.square().sum(-1, keepdim=True)).clamp(min=1e-300)

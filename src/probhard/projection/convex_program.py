@@ -1,0 +1,318 @@
+"""Convex programs: the nearest point of any set that cvxpy describes, with other convex constraints beside it.
+
+    u*(z) = argmin 1/2 |R (u - z)|^2  subject to all constraints,     R^T R = W^-1.
+
+cvxpy turns it into a cone program in ``x = (u, ...)``, minimise ``1/2 x^T P x + c^T x`` with ``A x + s = b`` and s in
+a cone K. Clarabel solves it to about 1e-8, which is not hard. With ``w = y - s``, y the multipliers, its optimality is
+one equation without inequalities,
+
+    P x + A^T proj(w) + c = 0,     A x + proj(w) - w = b,     proj on the dual cone of K,
+
+on which Newton's method goes on to rounding. The residual left proves that a point is nearest, whatever the solver said
+of it, and the equation's Jacobian gives derivatives in z, W and all data through cvxpylayers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard._util.lru import Recent
+from probhard.constraints.convex_program import ConvexProgram, cvx
+from probhard.constraints.inequality import Monotone, profile_width
+from probhard.constraints.variation import TotalVariationPenalty
+from probhard.errors import InfeasibleError, ParameterError, ProbhardError, broadcast, checking
+from probhard.laws.covariance import Covariance, Dense, Diagonal
+from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.parts import Gathered
+from probhard.solvers.cone import ConeSolver, Report
+from probhard.tangent import Differential, tangent_of
+
+FLOOR = 1e-12  # smallest weight, relative to the largest
+ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # where Newton's steps fail, the cone solver's accuracy is left
+DENSE_VARIABLES = 64  # up to here the Jacobian is formed
+SCALES = (1.0, 1e3, 30.0, 1e6)  # of the objective, relative to |R z|; tried in turn
+
+_COMPILED: Recent[Compiled] = Recent()
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the problem: cvxpy constraints, or a cost, made from u and parameters with this batch's data."""
+
+    key: tuple[Any, ...]  # what the compiled form depends on; objects in it are compared by identity
+    build: Callable[..., Any]
+    data: tuple[Tensor, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    cost: bool = False
+
+
+class ProgramProjector(Projector):
+    """Convex programs with linear rows, bounds and shapes, under any weight."""
+
+    moments_from = "monte-carlo"
+
+    def __init__(self, parts: Gathered, weight: Covariance, options: Options) -> None:
+        if parts.nonlinear is not None or parts.curved or parts.diminishing is not None:
+            raise ParameterError(
+                f"The constraint {parts.constraint!r} joins a ConvexProgram with functions of torch.",
+                "A cone solver needs everything in cvxpy's terms.",
+                "Write the functions in the description, such as cvxpy.norm(u) <= radius for a Ball.",
+            )
+        self.parts, self.options = parts, options
+        self.equalities = parts.linear is not None
+        self.weight, self.root = _rooted(weight)
+        self.terms = _terms(parts)
+        self.held = None if parts.linear is None else parts.linear.system.held
+
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        if not checking():
+            raise ParameterError(
+                "A ConvexProgram was projected on inside torch.compile, torch.export or torch.func.",
+                "The cone solver runs outside of torch.",
+                "Call the layer eagerly; gradients by backward() work.",
+            )
+        point = z.cpu().to(torch.float64)
+        found, reports, lead = self._solved(point)
+        steps = torch.tensor([report.steps for report in reports], dtype=torch.int64).reshape(lead)
+        solved = torch.tensor([report.solved for report in reports], dtype=torch.bool).reshape(lead)
+        found = found.reshape(*lead, point.shape[-1])
+        point = point.expand(found.shape)
+        value = torch.where(torch.isfinite(found), found, point.detach()).to(z)
+        with torch.no_grad():
+            inside = self._polished(value)
+            size = torch.maximum(z.abs(), inside.abs()).amax(-1, keepdim=True)
+            residual = self.parts.constraint.relative_violation(inside, size).nan_to_num(torch.inf)
+        value = inside + (value - value.detach())  # exactly inside, with the gradients of the layer
+        converged = solved.to(z.device) & (residual <= ACCEPTED[z.dtype])
+        stats = Stats(steps.to(z.device), residual, converged)
+        return Solution(value, ProgramTangent(self, point.detach()), stats)
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
+        point = z.detach().cpu().to(torch.float64).expand(*stats.converged.shape, -1)
+        plain = torch.ones_like(self.root) if isinstance(self.weight, Diagonal) else torch.eye(point.shape[-1])
+        origin = torch.zeros_like(point)
+        if self.held is not None:
+            origin[..., self.held.cpu()] = point[..., self.held.cpu()]
+        with torch.no_grad():  # near the origin in a plain metric, so that no scaling passes for emptiness
+            _, reports, _ = self._solved(origin, at, plain.to(point))
+        if "PrimalInfeasible" not in reports[0].status:
+            return None
+        where = f" in batch element {at}" if at else ""
+        return InfeasibleError(
+            f"The constraints {self.parts.constraint!r} contradict each other{where}.",
+            "The cone solver proved that no point satisfies all of them.",
+            "Leave one out, or relax it.",
+        )
+
+    def _solved(
+        self, z: Tensor, only: tuple[int, ...] | None = None, root: Tensor | None = None
+    ) -> tuple[Tensor, list[Report], torch.Size]:
+        """Points (k, n) over the flattened leading dimensions, or the one at ``only``, and how each went."""
+        root = self.root if root is None else root
+        diagonal, terms, n = isinstance(self.weight, Diagonal), list(self.terms), z.shape[-1]
+        if self.held is not None:
+            held = self.held.cpu()
+            index, fixed = held.numpy(), z.index_select(-1, held)
+            terms.append(Term(("held", *index), lambda u, b: [u[index] == b], (fixed,), ((len(index),),)))
+        own = [(root, root.shape[-1 if diagonal else -2 :]), (z, (n,))]
+        own += [(x, shape) for term in terms for x, shape in zip(term.data, term.shapes)]
+        lead = broadcast(*(x.shape[: x.dim() - len(shape)] for x, shape in own))
+        flat = [x.expand(*lead, *shape)[() if only is None else only].reshape(-1, *shape) for x, shape in own]
+        moved = flat[0] * flat[1] if diagonal else (flat[0] @ flat[1].unsqueeze(-1)).squeeze(-1)  # R z
+        size = moved.detach().norm(dim=-1)
+        weights = flat[0].detach() if diagonal else flat[0].detach().norm(dim=-2)
+        scale = 1 / torch.maximum(size, weights.amin(-1))
+        found, reports = compiled_of(terms, n, diagonal)(flat[0], moved, flat[2:], scale)
+        return found, reports, lead
+
+    def _polished(self, value: Tensor) -> Tensor:
+        """Linear equalities in closed form and bounds by clipping, after rounding to the caller's precision."""
+        linear = self.parts.linear
+        if linear is not None:
+            value = tangent_of(linear.system, self.weight.to(value.device)).project(value, linear.b)
+        lower, upper = self.parts.bounds(value)
+        return torch.minimum(torch.maximum(value, lower), upper)
+
+
+class ProgramTangent(Differential):
+    """``du*/dz`` by backward passes of a problem solved once more; it has no gradients of its own."""
+
+    def __init__(self, projector: ProgramProjector, z: Tensor) -> None:
+        self.projector, self.z = projector, z
+        self._graph: tuple[Tensor, Tensor] | None = None
+        self._matrix: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.z.shape
+
+    @property
+    def matrix(self) -> Tensor:
+        """The Jacobian, (*batch, n, n)."""
+        n = self.z.shape[-1]
+        if n > DENSE_VARIABLES:
+            raise ParameterError(
+                f"The Jacobian of a ConvexProgram was asked for {n} variables.",
+                f"It takes one backward pass for each and is formed up to {DENSE_VARIABLES}.",
+                "Use covariance='monte-carlo', and draws instead of products with the covariance.",
+            )
+        if self._matrix is None:
+            rows = [self._pulled(unit.expand(self.z.shape)) for unit in torch.eye(n, dtype=torch.float64)]
+            self._matrix = torch.stack(rows, -2)
+        return self._matrix
+
+    def apply(self, x: Tensor) -> Tensor:
+        return (self.matrix.to(x.device) @ x.to(torch.float64).unsqueeze(-1)).squeeze(-1).to(x.dtype)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        lead = broadcast(x.shape, self.z.shape)
+        each = x.cpu().to(torch.float64).expand(lead).reshape(-1, *self.z.shape)
+        return torch.stack([self._pulled(one) for one in each]).reshape(lead).to(x)
+
+    def variance(self, cov: Covariance) -> Tensor:
+        matrix = self.matrix.to(cov.device)
+        return (matrix @ cov.to(torch.float64).dense() * matrix).sum(-1).to(cov.dtype)
+
+    def _pulled(self, x: Tensor) -> Tensor:
+        """``P^T x`` for one x of the points' shape."""
+        if self._graph is None:
+            with torch.enable_grad():
+                z = self.z.clone().requires_grad_()
+                self._graph = z, self.projector._solved(z)[0].reshape(self.z.shape)
+        z, found = self._graph
+        return torch.autograd.grad(found, z, x, retain_graph=True)[0]
+
+
+def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
+    """The weight with small variances raised to the floor, and R with ``R^T R = W^-1``: its diagonal, or a matrix."""
+    if isinstance(weight, Diagonal):
+        variance = weight.variance.cpu().to(torch.float64)
+        top = variance.detach().amax(-1, keepdim=True)
+        variance = torch.maximum(variance, FLOOR * torch.where(top > 0, top, 1.0))
+        return Diagonal(variance), variance.rsqrt()
+    matrix = weight.to("cpu", torch.float64).dense()
+    top = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    eye = torch.eye(matrix.shape[-1], dtype=torch.float64)
+    factor = torch.linalg.cholesky(matrix + FLOOR * torch.where(top > 0, top, 1.0) * eye)
+    return Dense(factor), torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+
+
+def _terms(parts: Gathered) -> list[Term]:
+    """Everything to satisfy, in cvxpy's terms."""
+    cp = cvx("cvxpy")
+    like = torch.empty(0, dtype=torch.float64)
+    terms = []
+    for program in parts.programs:
+        assert isinstance(program, ConvexProgram)
+        make = program.programme.constraints
+        data = tuple(x.to(like) for x in program.args)
+        build = lambda u, *p, make=make: make(u, list(p))  # noqa: E731
+        terms.append(Term((program.programme,), build, data, program.programme.shapes))
+    if parts.linear is not None:
+        system, linear = parts.linear.system, parts.linear.to(like)
+        kept = slice(None) if system.redundancy is None else torch.from_numpy(system.redundancy.others)
+        terms.append(_rows(("==", system), linear.A[..., kept, :], linear.b[..., kept], lambda x, b: x == b))
+    for sign, bound in zip((1.0, -1.0), parts.bounds(like)):  # lower <= u and -upper <= -u
+        finite = torch.isfinite(bound)
+        index = np.flatnonzero(finite.reshape(-1, parts.variables).any(0).numpy())
+        if len(index):
+            mask, value = finite[..., index].to(like), torch.where(finite, sign * bound, -1.0)[..., index]
+            beyond = lambda u, m, b, i=index, s=sign: [cp.multiply(m, s * u[i]) >= b]  # noqa: E731
+            terms.append(Term((">=", sign, *index), beyond, (mask, value), ((len(index),),) * 2))
+    for inequality in parts.rows:
+        matrix, d = inequality.rows.map.at(like).dense(), inequality.d.to(like)
+        finite = torch.isfinite(d)
+        if not bool(finite.all()):  # rows without a bound in some element become 0 <= 1 there
+            matrix, d = matrix * finite.unsqueeze(-1), torch.where(finite, d, 1.0)
+        terms.append(_rows(("<=", inequality.rows), matrix, d, lambda x, d: x <= d, bool(finite.all())))
+    return terms + [_shape(shape, parts.variables) for shape in parts.shapes]
+
+
+def _rows(key: Any, matrix: Tensor, right: Tensor, relation: Any, shared: bool = True) -> Term:
+    """Rows that are constants where all elements share them, parameters where they differ or are trained."""
+    count = matrix.shape[-2]
+    if shared and matrix.dim() == 2 and not matrix.requires_grad:
+        fixed = sp.csr_array(matrix.numpy())
+        return Term(key, lambda u, b: [relation(fixed @ u, b)], (right,), ((count,),))
+    shapes = (tuple(matrix.shape[-2:]), (count,))
+    return Term((key[0], count), lambda u, a, b: [relation(a @ u, b)], (matrix, right), shapes)
+
+
+def _shape(shape: Any, n: int) -> Term:
+    """Monotone profiles, or a bound or a cost on their variation."""
+    cp, slices, width = cvx("cvxpy"), shape.slices, profile_width(n, shape.slices)
+    step = sp.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(width - 1, width))
+    steps = sp.csr_array(sp.kron(sp.eye_array(slices), step))
+    key = (type(shape), slices, getattr(shape, "direction", ""))
+    if isinstance(shape, Monotone):
+        return Term(key, lambda u: [shape.sign * (steps @ u) >= 0])
+    sums = sp.csr_array(sp.kron(sp.eye_array(slices), np.ones((1, width - 1))))
+    amounts = shape.amounts(torch.empty(0, dtype=torch.float64))
+    amounts = amounts.expand(*amounts.shape[:-1], slices)
+    if isinstance(shape, TotalVariationPenalty):
+        return Term(key, lambda u, a: a @ (sums @ cp.abs(steps @ u)), (amounts,), ((slices,),), cost=True)
+    return Term(key, lambda u, a: [sums @ cp.abs(steps @ u) <= a], (amounts,), ((slices,),))
+
+
+def compiled_of(terms: list[Term], n: int, diagonal: bool) -> Compiled:
+    """The compiled problem of some terms, made once while it is remembered."""
+    key = (n, diagonal, *(term.key for term in terms))
+    return _COMPILED.get(key, lambda: Compiled(terms, n, diagonal))
+
+
+class Compiled:
+    """A problem that cvxpy has turned into a cone program with parameters."""
+
+    def __init__(self, terms: list[Term], n: int, diagonal: bool) -> None:
+        cp, layers = cvx("cvxpy"), cvx("cvxpylayers.torch")
+        interface = cvx("cvxpylayers.interfaces.base").SolverInterface
+        u, root, moved = cp.Variable(n), cp.Parameter(n if diagonal else (n, n)), cp.Parameter(n)
+        cost = 0.5 * cp.sum_squares((cp.multiply(root, u) if diagonal else root @ u) - moved)
+        constraints, own = [], []
+        for term in terms:
+            parameters = [cp.Parameter(shape, nonneg=term.cost) for shape in term.shapes]
+            own += [(parameter, term.cost) for parameter in parameters]
+            if term.cost:
+                cost = cost + term.build(u, *parameters)
+            else:
+                constraints += term.build(u, *parameters)
+        problem = cp.Problem(cp.Minimize(cost), constraints)
+        used = {parameter.id for parameter in problem.parameters()}
+        self.used = [(i, cost) for i, (parameter, cost) in enumerate(own) if parameter.id in used]
+        self.solver = ConeSolver()
+        bridge = interface.from_functions(self.solver.solve, self.solver.derivative, canon_solver="CLARABEL")
+        parameters = [root, moved, *(own[i][0] for i, _ in self.used)]
+        self.layer = layers.CvxpyLayer(problem, parameters, [u], solver=bridge)
+        self.solver.attach(self.layer.ctx)
+
+    def __call__(
+        self,
+        root: Tensor,  # (k, n) or (k, n, n)
+        moved: Tensor,  # R z, (k, n)
+        data: list[Tensor],  # each (k, *own shape)
+        scale: Tensor,  # of the objective, (k,)
+    ) -> tuple[Tensor, list[Report]]:
+        """The nearest points (k, n) and how each went."""
+        found, reports = moved.new_zeros(moved.shape), [Report()] * len(moved)
+        left = torch.arange(len(moved))
+        for factor in SCALES:
+            if not len(left):
+                break
+            size = factor * scale
+            values = [(root, size), (moved, size)]
+            values += [(data[i], size.square() if cost else torch.ones_like(size)) for i, cost in self.used]
+            given = [x[left] * s[left].reshape(-1, *[1] * (x.dim() - 1)) for x, s in values]
+            self.solver.reports = []
+            found = found.index_copy(0, left, self.layer(*given)[0])
+            for i, report in zip(left.tolist(), self.solver.reports):
+                reports[i] = report
+            left = torch.tensor([i for i in left.tolist() if not reports[i].solved], dtype=torch.int64)
+        return found, reports

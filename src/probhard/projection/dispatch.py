@@ -1,0 +1,221 @@
+"""Who projects on what: the method is chosen from the data, not from the class that the caller wrote.
+
+| parts                                                          | projector                | method                |
+|----------------------------------------------------------------|--------------------------|-----------------------|
+| linear equalities                                              | ``LinearProjector``      | closed form           |
+| nonlinear equalities, with linear ones or without              | ``NonlinearProjector``   | SQP                   |
+| anything with a ConvexProgram                                  | ``ProgramProjector``     | cone solver, polished |
+| total variation diminishing, and bounds of the field           | ``DiminishingProjector`` | taut strings in time  |
+| one monotone or TV shape, bounds, a row each (also two-sided)  | ``PooledProjector``      | pooling, taut string  |
+| values that are 0 or not small, alone or as one monotone shape | ``PooledProjector``      | all numbers of zeros  |
+| one ball                                                       | ``BallProjector``        | root of one equation  |
+| bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
+| bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
+| the same under coupled weights, or with rows per batch element | ``CoupledProjector``     | active sets, dense    |
+| curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
+"""
+
+from __future__ import annotations
+
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.constraints.base import Constraint
+from probhard.constraints.curved import Ball
+from probhard.constraints.equality import LinearEquality, broadcast_batch
+from probhard.constraints.inequality import Monotone, profiles
+from probhard.constraints.variation import TotalVariation
+from probhard.errors import ParameterError, checking
+from probhard.laws.covariance import Covariance, Diagonal
+from probhard.projection.ball import BallProjector
+from probhard.projection.base import Options, Projector
+from probhard.projection.convex_program import ProgramProjector
+from probhard.projection.coupled import CoupledProjector
+from probhard.projection.curved import CurvedProjector
+from probhard.projection.diagnosis import check_capacity, check_sides
+from probhard.projection.diminishing import DiminishingProjector
+from probhard.projection.lifting import shared
+from probhard.projection.linear import LinearProjector
+from probhard.projection.nonlinear import NonlinearProjector
+from probhard.projection.parts import Gathered, gather
+from probhard.projection.polyhedral import FaceProjector
+from probhard.projection.profiles import ATTAINED, PooledProjector
+from probhard.rows.disjoint import DisjointRows
+
+
+def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options: Options) -> Projector:
+    """The projector of a constraint for points like z."""
+    if not isinstance(constraint, Constraint):
+        raise ParameterError(
+            f"DPPL got a {type(constraint).__name__} as its constraint.",
+            "It projects on constraints of this library.",
+            "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'.",
+        )
+    constraint.check_event(z, "The distribution")
+    if isinstance(constraint, LinearEquality):
+        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
+        return LinearProjector(constraint, weight, options)
+    parts = gather(constraint, z.shape[-1])
+    parts.check_batch(z)
+    if parts.equalities:
+        if parts.nonlinear is None:
+            assert parts.linear is not None
+            return LinearProjector(parts.linear, weight, options)
+        return NonlinearProjector(parts.linear, parts.nonlinear, weight, options)
+    if parts.phases:
+        return _phases(parts, weight, options)
+    if parts.programs:
+        return ProgramProjector(parts, weight, options)
+    if parts.diminishing is not None:
+        return _diminishing(parts, weight)
+    if not parts.polyhedral:
+        if isinstance(weight, Diagonal) and _only_ball(parts):
+            return BallProjector(parts, weight, options)
+        return CurvedProjector(parts, weight, options)
+    if isinstance(weight, Diagonal):
+        pooled = _pooled(parts, weight, options)
+        if pooled is not None:
+            return pooled
+        if shared(parts):
+            return FaceProjector(parts, weight, options)
+    return CoupledProjector(parts, weight, options)
+
+
+def _only_ball(parts: Gathered) -> bool:
+    alone = parts.linear is None and parts.nonlinear is None and parts.box is None
+    return alone and not (parts.rows or parts.shapes) and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
+
+
+def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjector | None:
+    """The direct method, if there is one shape with bounds and rows that fit it."""
+    if len(parts.shapes) != 1 or not checking():
+        return None
+    (shape,) = parts.shapes
+    like = weight.variance.new_empty(0, dtype=torch.float64)
+    found = _profile(parts, shape.slices, like, options)
+    if found is None:
+        return None
+    if isinstance(shape, Monotone):
+        kind, amount = shape.direction, None
+    else:
+        kind = "tv-bound" if isinstance(shape, TotalVariation) else "tv-penalty"
+        amount = shape.amounts(like)
+    lower, upper, a, mass, most = found
+    return PooledProjector(kind, amount, lower, upper, a, mass, weight, shape.slices, most)
+
+
+def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProjector:
+    """Values that are 0 or not small: each by itself, as a profile of one point, or along monotone profiles."""
+    alone = parts.linear is None and not (parts.rows or parts.shapes)
+    shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
+    others = parts.nonlinear or parts.curved or parts.programs or parts.diminishing
+    if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
+        like = weight.variance.new_empty(0, dtype=torch.float64)
+        direction, slices = shapes[0].direction, shapes[0].slices
+        least, found = _least(parts, slices, like), _profile(parts, slices, like, options)
+        if least is not None and found is not None and (found[2] is None or bool((found[2] >= 0).all())):
+            lower, upper, a, mass, most = found
+            if upper is not None and parts.box is not None:  # equal, but for rounding to the precision of one of them
+                data = (weight.variance, parts.box.upper, *(part.least for part in parts.phases))
+                close = max(ATTAINED[x.dtype] for x in data)
+                least = torch.where((least > upper) & (least - upper <= close * least), upper, least)
+            return PooledProjector(direction, None, lower, upper, a, mass, weight, slices, most, least)
+    raise ParameterError(
+        f"Values that are 0 or at least so much were joined with others in {parts.constraint!r}, under a metric of the "
+        f"kind {type(weight).__name__}.",
+        "Their zeros are searched for along whole monotone profiles, each with one least value, uniform bounds and at "
+        "most one row, the same for all, of weights that are not negative, and under a diagonal metric.",
+        "Join Semicontinuous with one Monotone, a Box, and a Conservation or LinearInequality.between per profile, or "
+        "use it alone.",
+    )
+
+
+Profile = tuple[Tensor | None, ...]  # lower and upper bounds, coefficients of the row, mass, largest mass if another
+
+
+def _profile(parts: Gathered, slices: int, like: Tensor, options: Options) -> Profile | None:
+    """Bounds and row of each profile, checked; None if they are of a kind that has no direct method."""
+    if parts.rows and parts.linear is not None:
+        return None
+    bounds = _uniform(parts, slices, like)
+    row = _two_sided(parts, slices, like) if parts.rows else _one_row(parts, slices, like)
+    if bounds is None or row is None:
+        return None
+    _, mass, most = row
+    if options.validate:
+        check_capacity(parts, like)
+        if mass is not None and most is not None:
+            check_sides(mass.detach(), most.detach())
+    return (*bounds, *row)
+
+
+def _least(parts: Gathered, slices: int, like: Tensor) -> Tensor | None:
+    """The smallest value that is not 0 of each profile (*batch, slices); None if it differs along a profile."""
+    least = parts.phases[0].least.to(like)
+    for part in parts.phases[1:]:
+        least = torch.maximum(least, part.least.to(like))
+    profile = profiles(least.expand(*least.shape[:-1], parts.variables), slices)
+    return None if bool((profile != profile[..., :1]).any()) else profile[..., 0]
+
+
+def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+    """Bounds of each profile (*batch, slices); None if they differ along a profile."""
+    if parts.box is None:
+        return None, None
+    found = []
+    for bound in parts.bounds(like):
+        profile = bound.unflatten(-1, (slices, -1))
+        if bool((profile != profile[..., :1]).any()):
+            return None
+        found.append(profile[..., 0])
+    return found[0], found[1]
+
+
+Row = tuple[Tensor | None, Tensor | None, Tensor | None]  # coefficients, mass, and largest mass if that is another
+
+
+def _two_sided(parts: Gathered, slices: int, like: Tensor) -> Row | None:
+    """The row a of each profile with ``a . u <= d`` and ``-a . u <= e``; None if the rows are of another kind."""
+    matrix = parts.rows[0].rows.matrix
+    if len(parts.rows) > 1 or matrix is None or matrix.shape[0] != 2 * slices:
+        return None
+    first = matrix[:1, : matrix.shape[1] // slices]
+    if (matrix != sp.kron(sp.eye_array(slices), sp.vstack([first, -first]))).nnz:
+        return None
+    most, least = parts.rows[0].d.to(like).unflatten(-1, (slices, 2)).unbind(-1)
+    return torch.from_numpy(first.toarray()[0]).to(like), -least, most
+
+
+def _one_row(parts: Gathered, slices: int, like: Tensor) -> Row | None:
+    """The row of each profile and its mass (*batch, slices); None if the rows are of another kind."""
+    if parts.linear is None:
+        return None, None, None
+    system = parts.linear.system
+    core = system.core
+    plain = system.pins is None and system.held is None and system.transform is None and system.kept is None
+    if not (plain and isinstance(core, DisjointRows) and core.group is None and core.rows == slices):
+        return None
+    if core.batch_dims:
+        return None
+    row = core.split_coefficient().to(like)
+    if row.dim() > 1:
+        if bool((row != row[:1]).any()):
+            return None
+        row = row[0]
+    return row, parts.linear.b.to(like), None
+
+
+def _diminishing(parts: Gathered, weight: Covariance) -> DiminishingProjector:
+    assert parts.diminishing is not None
+    others = parts.linear or parts.nonlinear or parts.rows or parts.shapes or parts.curved
+    like = weight.diagonal().new_empty(0, dtype=torch.float64)
+    bounds = _uniform(parts, 1, like)
+    if others or bounds is None or not isinstance(weight, Diagonal):
+        raise ParameterError(
+            f"Total variation diminishing was joined with others in {parts.constraint!r}, or got a coupled metric.",
+            "It is projected slice after slice, with bounds of the whole field and a diagonal metric only.",
+            "Use per_slice(TotalVariation(bound), shape) for a convex set that joins with anything.",
+        )
+    lower, upper = (None if x is None else x[..., 0] for x in bounds)
+    return DiminishingProjector(parts.diminishing.shape, lower, upper, weight)

@@ -1,0 +1,43 @@
+"""``A u = b`` in closed form: one tangent serves values, moments and derivatives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.equality import LinearEquality
+from probhard.errors import checking
+from probhard.laws.covariance import Covariance
+from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.tangent import DenseTangent, Differential, tangent_of
+
+
+class LinearProjector(Projector):
+    """``A u = b`` in closed form."""
+
+    def __init__(self, constraint: LinearEquality, weight: Covariance, options: Options) -> None:
+        self.constraint, self.validate = constraint, options.validate
+        make = DenseTangent if options.dense else tangent_of
+        self.tangent = make(constraint.system, weight)
+        if options.validate and checking():
+            self.tangent.check()
+
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        return self._finished(self.tangent.project(z, self.constraint.b))
+
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
+        mean, scale = self.tangent.moments(z, self.constraint.b, cov)
+        if not (self.validate and self.tangent.conditioned and checking()):
+            return None, mean, scale, self.tangent  # the O(n) sweeps cannot lose feasibility
+        solution = self._finished(mean)
+        return solution, solution.value, scale, self.tangent
+
+    def _finished(self, value: Tensor) -> Solution:
+        """Points with their status; those above rounding get one step of refinement."""
+        residual = self.constraint.relative_violation(value)
+        rounding = max(1e-2 * TOLERANCE[value.dtype], 8 * torch.finfo(value.dtype).eps)
+        if checking() and bool((residual > rounding).any()):
+            value = self.tangent.project(value, self.constraint.b)
+            residual = self.constraint.relative_violation(value)
+        steps = torch.ones_like(residual, dtype=torch.int64)
+        return Solution(value, self.tangent, Stats(steps, residual, residual <= TOLERANCE[value.dtype]))

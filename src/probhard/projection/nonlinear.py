@@ -1,0 +1,227 @@
+"""``h(u) = 0``, and linear rows with it: points by SQP, derivatives by the implicit function theorem.
+
+The points come from ``solvers.newton`` without gradients; these are attached afterwards. With Gauss-Newton curvature
+(the paper's) that is one linear projection with the Jacobian at the solution; with exact curvature the adjoint system
+``(I + P W C) x = P W g`` is solved by conjugate gradients, C the multipliers times the Hessians.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.equality import LinearEquality
+from probhard.constraints.nonlinear import NonlinearEquality, check_start
+from probhard.errors import ParameterError, broadcast, checking
+from probhard.laws.covariance import Covariance, Diagonal
+from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.rows.base import divide
+from probhard.rows.system import LinearSystem
+from probhard.solvers import sqp as newton
+from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
+
+DENSE_VARIABLES = 256  # up to here exact curvature gives gradients of variances
+
+
+class NonlinearProjector(Projector):
+    """``h(u) = 0``, and linear rows that are projected on first and never left."""
+
+    local = True
+
+    def __init__(
+        self,
+        linear: LinearEquality | None,
+        curved: NonlinearEquality,
+        weight: Covariance,
+        options: Options,
+    ) -> None:
+        self.linear, self.curved, self.options = linear, curved, options
+        self.exact = options.exact
+        self.weight = weight.to(torch.float64)
+        self.first: Tangent | None = None
+        if linear is not None:
+            self.first = tangent_of(linear.system, self.weight)
+            if options.validate and checking():
+                self.first.check()
+            if isinstance(self.first, PinnedTangent) and isinstance(self.weight, Diagonal):
+                self.weight = Diagonal(linear.system.at(self.weight.variance).movable(self.weight.variance))
+            else:
+                self.weight = ProjectedCovariance(self.first, self.weight)
+
+    def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        point = z.to(torch.float64)
+        if self.first is not None and self.linear is not None:
+            point = self.first.project(point, self.linear.b)
+        point = point.expand(broadcast(point.shape, (*self.weight.shape[:-1], point.shape[-1])))
+        if self.options.validate:
+            check_start(self.curved, point.detach())
+        guess = None if start is None else start.detach().to(torch.float64).expand(point.shape)
+        if guess is not None and self.first is not None and self.linear is not None:
+            guess = self.first.project(guess, self.linear.b).detach()
+        state = newton.nearest(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
+        value = self._attached(point, state)
+        converged = (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY)
+        residual = state.residual
+        if self.linear is not None:
+            residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
+            converged = converged & (residual <= TOLERANCE[torch.float64])
+        stats = Stats(state.steps, residual, converged, self.local)
+        return Solution(value.to(z.dtype), Local(self, point, value, state), stats)
+
+    def _attached(self, z: Tensor, state: newton.State) -> Tensor:
+        """The solution with its gradients in z, in the weight and in the constraint's data."""
+        needs = torch.is_grad_enabled() and (
+            z.requires_grad
+            or self.weight.diagonal().requires_grad
+            or any(isinstance(a, Tensor) and a.requires_grad for a in self.curved.args)
+        )
+        if not needs:
+            return state.u
+        if not self.exact:
+            with torch.no_grad():
+                rows = self.curved.rows(state.u)
+            tangent = tangent_of(LinearSystem.of_structure(rows), self.weight)
+            moved = tangent.project(z, rows.apply(state.u) - self.curved.residual(state.u))
+            return state.u + moved - moved.detach()
+        pulled = _pulled(self.curved, state)
+        first = z - self.weight.apply(pulled) - state.u
+        return cast(Tensor, ImplicitStep.apply(state.u, first, self.curved.residual(state.u), self, state))
+
+
+class Local(Differential):
+    """The tangent of a nonlinear projection at its solution, the linear rows' tangent applied first."""
+
+    def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, state: newton.State) -> None:
+        self.projector, self.z, self.value, self.state = projector, z, value, state
+        self._rows: Tangent | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
+
+    @property
+    def rows(self) -> Tangent:
+        """The Gauss-Newton tangent ``I - W J^T (J W J^T)^-1 J``; its gradients reach the point through J."""
+        if self._rows is None:
+            rows = self.projector.curved.rows(self.value)
+            self._rows = tangent_of(LinearSystem.of_structure(rows), self.projector.weight)
+        return self._rows
+
+    def apply(self, x: Tensor) -> Tensor:
+        x = x.to(torch.float64)
+        x = x if self.projector.first is None else self.projector.first.apply(x)
+        return self._curved(x) if self.projector.exact else self.rows.apply(x)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        if self.projector.exact:
+            near, bend = _at_solution(self.projector, self.state)
+            y = newton.tangential(near, _detached(self.projector.weight), bend, near.dual(x.to(torch.float64)))[0]
+            x = near.dual(x - bend(y))
+            return x if self.projector.first is None else self.projector.first.transpose(x)
+        x = self.rows.transpose(x.to(torch.float64))
+        return x if self.projector.first is None else self.projector.first.transpose(x)
+
+    def variance(self, cov: Covariance) -> Tensor:
+        cov = cov.to(torch.float64)
+        small = self.value.shape[-1] <= DENSE_VARIABLES
+        if self.projector.exact and (small or (torch.is_grad_enabled() and self._needs_gradient(cov))):
+            return self._dense_variance(cov)
+        if self.projector.exact:
+            return super().variance(cov)
+        first = self.projector.first
+        if first is None:
+            return self.rows.variance(cov)
+        if isinstance(first, PinnedTangent) and isinstance(cov, Diagonal):
+            return self.rows.variance(Diagonal(first.system.free(cov.variance)))
+        return self.rows.variance(ProjectedCovariance(first, cov))
+
+    def _needs_gradient(self, cov: Covariance) -> bool:
+        weight = self.projector.weight.diagonal()
+        return self.value.requires_grad or weight.requires_grad or cov.diagonal().requires_grad
+
+    def _dense_variance(self, cov: Covariance) -> Tensor:
+        """Exact variances, with exact gradients, under any weight, from the dense KKT system; for few variables."""
+        n, rows = self.value.shape[-1], self.rows
+        if n > DENSE_VARIABLES:
+            raise ParameterError(
+                f"curvature='exact' was asked for gradients of the variances of {n} variables.",
+                f"They need the Hessians as matrices, which is done up to {DENSE_VARIABLES} variables.",
+                "Use curvature='gauss-newton', or covariance='monte-carlo' with exact curvature.",
+            )
+        multiplier = rows.multiplier(rows.core.apply(self.z - self.value))
+        directions = torch.eye(n, dtype=self.value.dtype, device=self.value.device)
+        directions = directions.reshape(n, *[1] * (self.value.dim() - 1), n).expand(n, *self.value.shape)
+        bend = self.projector.curved.curvature
+        bent = torch.func.vmap(lambda x: bend(self.value, multiplier, x))(directions).movedim(0, -1)
+        weight = self.projector.weight.dense()
+        matrix = rows.core.dense()
+        upper = torch.cat([torch.eye(n).to(bent) + weight @ bent, weight @ matrix.mT], -1)
+        corner = matrix.new_zeros(*matrix.shape[:-1], matrix.shape[-2])
+        lower = torch.cat([matrix, corner], -1).expand(*upper.shape[:-2], -1, -1)
+        right = torch.eye(n + matrix.shape[-2], n).to(bent).expand(*upper.shape[:-2], -1, -1)
+        tangent = torch.linalg.solve(torch.cat([upper, lower], -2), right)[..., :n, :]
+        inner = cov if self.projector.first is None else ProjectedCovariance(self.projector.first, cov)
+        return (tangent @ inner.dense() * tangent).sum(-1)
+
+    def _curved(self, x: Tensor) -> Tensor:
+        """``du*/dz x`` with exact curvature: ``(I + P W C) y = P x``."""
+        weight = self.projector.weight
+        if not isinstance(weight, Diagonal):
+            raise ParameterError(
+                f"curvature='exact' got a metric that couples {x.shape[-1]} variables.",
+                f"Beyond {DENSE_VARIABLES} variables its forward products divide by the weights.",
+                "Use curvature='gauss-newton', or a diagonal covariance or metric.",
+            )
+        shape = x.shape
+        near, bend = _at_solution(self.projector, self.state)
+        dual = near.dual(divide(x, weight.variance.expand(shape)))
+        return newton.tangential(near, _detached(weight), bend, dual)[0]
+
+
+class ImplicitStep(torch.autograd.Function):
+    """The solution as a function of ``z - W J^T l - u`` and of h: value u, adjoint by the exact KKT system."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, first: Tensor, h: Tensor, projector: Any, state: Any) -> Tensor:
+        """Return u; remember where it was found."""
+        ctx.projector, ctx.state = projector, state
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Solve ``(I + P W C) x = P W g``; pull ``g - C x`` back."""
+        (g,) = gradients
+        near, bend = _at_solution(ctx.projector, ctx.state)
+        x = newton.tangential(near, _detached(ctx.projector.weight), bend, near.dual(g))[0]
+        rest = g - bend(x)
+        pushed = near.multiplier(near.rows(near.weight.apply(rest)))
+        return None, near.dual(rest), -pushed, None, None
+
+
+def _at_solution(projector: NonlinearProjector, state: newton.State) -> tuple[newton.Linearised, Any]:
+    """The linearised constraint at the solution and the product with ``C``."""
+    near = newton.Linearised.at(projector.curved, state.u, _detached(projector.weight))
+
+    def bend(x: Tensor) -> Tensor:
+        u, multiplier = state.u.expand(x.shape), state.multiplier
+        return projector.curved.curvature(u, multiplier.expand(*x.shape[:-1], -1), x)
+
+    return near, bend
+
+
+def _pulled(curved: NonlinearEquality, state: newton.State) -> Tensor:
+    """``J(u)^T l`` at the solution, attached to the constraint's data."""
+
+    def weighted(u: Tensor) -> Tensor:
+        return (state.multiplier * curved.residual(u)).sum()
+
+    return torch.func.grad(weighted)(state.u)
+
+
+def _detached(weight: Covariance) -> Covariance:
+    """The weight without gradients."""
+    if isinstance(weight, Diagonal):
+        return Diagonal(weight.variance.detach())
+    return weight

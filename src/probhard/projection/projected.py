@@ -1,0 +1,252 @@
+"""The projected distribution: moments for training without sampling, and draws that are feasible one by one."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Size, Tensor
+from torch import distributions as td
+from torch.distributions.constraints import Constraint as Support
+
+from probhard.constraints.base import Constraint
+from probhard.constraints.equality import LinearEquality
+from probhard.errors import ConvergenceError, checking
+from probhard.laws.censored import CensoredMarginals
+from probhard.laws.covariance import Covariance, safe_sqrt
+from probhard.laws.distribution import LocationScale, Marginals
+from probhard.projection.base import Projector, Solution, Stats
+from probhard.tangent import Differential, ProjectedCovariance
+
+RESAMPLES = 20  # rounds of redrawing before giving up
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is done with points that are not feasible, and how many fixed draws give moments."""
+
+    on_failure: str
+    validate: bool
+    draws: int
+
+    def solved(self, projector: Projector, z: Tensor, start: Tensor | None = None) -> Solution:
+        """Projected points, checked."""
+        solution = projector.solve(z, start)
+        self.check(solution.stats, projector, z)
+        return solution
+
+    def check(self, stats: Stats, projector: Projector, z: Tensor) -> None:
+        """Raise for points that are not feasible, unless they are to be flagged."""
+        if self.on_failure == "flag" or not self.validate or not checking() or bool(stats.converged.all()):
+            return  # a mean cannot be drawn again, so "resample" raises here too
+        raise projector.explain(z, stats) or ConvergenceError(
+            _failure(stats, "points"),
+            "There may be no feasible point, or the variances range over too many orders of magnitude.",
+            "Check the constraint, set a floor on the variances, or pass on_failure='flag' and read the stats.",
+        )
+
+
+class Projected(td.Distribution):
+    """A distribution whose mean is feasible and whose every draw is."""
+
+    arg_constraints: dict[str, Support] = {}  # noqa: RUF012
+    has_rsample = True
+    feasible = True
+
+    def __init__(
+        self,
+        base: LocationScale,
+        constraint: Constraint,
+        policy: Policy,
+        projector: Projector,
+        mean: Tensor | None = None,
+        tangent: Differential | None = None,
+        scale: Tensor | None = None,
+        solution: Solution | None = None,
+        laws: CensoredMarginals | None = None,
+    ) -> None:
+        self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
+        self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
+        self._laws = laws
+        self._fixed: tuple[Tensor, Tensor] | None = None
+        shape = laws.loc.shape if mean is None and laws is not None else cast(Tensor, mean).shape
+        super().__init__(shape[:-1], shape[-1:], validate_args=False)
+
+    @property
+    def family(self) -> Any:
+        """The family of the base law."""
+        return self.base.family
+
+    @property
+    def exact(self) -> bool:
+        """Whether the marginals are those of the projected law, not only its first two moments."""
+        if self._laws is not None:
+            return not self.projector.equalities
+        linear = isinstance(self.constraint, LinearEquality)
+        return self.base.exact and linear and self._sampled is None
+
+    @property
+    def mean(self) -> Tensor:
+        """Projected mean, (*batch, n)."""
+        if self._laws is not None:
+            if self._point is None:
+                self._point = self._censored_mean(self._laws)
+            return self._point
+        return cast(Tensor, self._point) if self._sampled is None else self._sampled[0]
+
+    def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
+        """The mean of the clipped marginals; where there are equalities too, the feasible point nearest to it."""
+        if not self.projector.equalities:
+            return laws.mean
+        with no_autocast(laws.mean):
+            return self.policy.solved(self.projector, laws.mean).value
+
+    @property
+    def tangent(self) -> Differential:
+        """The tangent at the projected location."""
+        if self._tangent is None:
+            self._tangent = self._located.tangent
+        return self._tangent
+
+    @property
+    def scale(self) -> Tensor:
+        """Marginal scales (*batch, n); exactly 0 where the constraint fixes a variable."""
+        if self._scale is None:
+            variance = self._laws.variance if self._laws is not None else self._moments[1]
+            self._scale = safe_sqrt(variance / self.family.unit_variance)
+        return self._scale.expand(self.batch_shape + self.event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        """Projected marginal variances, (*batch, n)."""
+        return self.scale.square() * self.family.unit_variance
+
+    @property
+    def cov(self) -> Covariance:
+        """The projected scale matrix, singular and never formed."""
+        return ProjectedCovariance(self.tangent, self.base.cov)
+
+    @property
+    def marginals(self) -> Marginals:
+        """The coordinates' own laws."""
+        return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
+
+    @property
+    def stats(self) -> Stats:
+        """How the projection of the mean went."""
+        return self._located.stats
+
+    @property
+    def _located(self) -> Solution:
+        """The projection of the location."""
+        if self._solution is None:
+            self._solution = self.projector.solve(self.base.loc)
+        return self._solution
+
+    def as_location_scale(self) -> LocationScale:
+        """The projected law as a location-scale one with singular covariance."""
+        return LocationScale(self.mean, self.cov, self.family, validate_args=False)
+
+    def draw(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Solution:
+        """Projected draws (*sample_shape, *batch, n) with the status of each."""
+        z = self.base.rsample(sample_shape, generator)
+        with no_autocast(z):
+            return self.projector.solve(z)
+
+    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Reparameterised draws, all feasible; see ``on_failure`` for those that cannot be."""
+        z = self.base.rsample(sample_shape, generator)
+        with no_autocast(z):
+            solution = self.projector.solve(z)
+        if not checking() or bool(solution.stats.converged.all()):
+            return solution.value
+        return self._handle(z, solution, Size(sample_shape), generator)
+
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draws without gradient, all feasible."""
+        with torch.no_grad():
+            return self.rsample(sample_shape, generator)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
+        """The same law with broadcast batch dimensions."""
+        base = self.base.expand(batch_shape)
+        if self._laws is not None:
+            return Projected(base, self.constraint, self.policy, self.projector, laws=self.projector.censored(base))
+        mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
+        parts = (self.policy, self.projector, mean, self.tangent, self._scale, self._solution)
+        return Projected(base, self.constraint, *parts)
+
+    @property
+    def _sampled(self) -> tuple[Tensor, Tensor] | None:
+        """The moments of fixed draws, where these are what is asked for."""
+        return self._moments if self._scale is None or self._fixed is not None else None
+
+    @property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of fixed antithetic draws: exact mean, pathwise gradients, common random numbers."""
+        if self._fixed is None:
+            self._fixed = self._fixed_draws()
+        return self._fixed
+
+    def _fixed_draws(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(self.base.loc.device).manual_seed(0)
+        base, half = self.base, max(1, self.policy.draws // 2)
+        shape = (half, *base.batch_shape)
+        noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
+        moved = base.cov.root(noise)
+        with no_autocast(moved):
+            z = torch.cat([base.loc + moved, base.loc - moved])
+            solution = self.projector.solve(z)
+        self.policy.check(solution.stats, self.projector, z)
+        draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # flagged, not averaged
+        mean = draws.mean(0)
+        return self._inside(mean), (draws - mean).square().mean(0)
+
+    def _inside(self, mean: Tensor) -> Tensor:
+        """The mean of draws, or, where the set is not convex, the feasible point nearest to it; NaN stays."""
+        if not self.projector.local:
+            return mean
+        known = torch.isfinite(mean).all(-1, keepdim=True)
+        with no_autocast(mean):
+            solution = self.policy.solved(self.projector, torch.where(known, mean, self.base.loc))
+        return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
+
+    def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
+        """Draws with failures among them, as ``on_failure`` asks."""
+        value, bad = solution.value, ~solution.stats.converged
+        if self.policy.on_failure == "resample":
+            for _ in range(RESAMPLES):
+                again = self.draw(shape, generator)
+                value = torch.where(bad.unsqueeze(-1), again.value, value)
+                bad = bad & ~again.stats.converged
+                if not bool(bad.any()):
+                    return value
+        found = _failure(replace(solution.stats, converged=~bad), "draws")
+        if self.policy.on_failure == "flag":
+            warnings.warn(f"{found} They are NaN.", RuntimeWarning, stacklevel=3)
+            return torch.where(bad.unsqueeze(-1), torch.nan, value)
+        raise self.projector.explain(z, solution.stats) or ConvergenceError(
+            found,
+            "An infeasible draw is never returned as if it were feasible.",
+            "Look for enormous or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",
+        )
+
+
+def _failure(stats: Stats, what: str) -> str:
+    """How many did not get there, and the worst of them."""
+    bad = ~stats.converged
+    worst = float(stats.residual.nan_to_num(torch.inf).max())
+    return (
+        f"{int(bad.sum())} of {bad.numel()} {what} are not feasible or not nearest; "
+        f"the worst relative residual is {worst:.3g}."
+    )
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Constraints are solved in the precision that they were given in."""
+    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()

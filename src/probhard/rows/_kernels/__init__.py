@@ -1,0 +1,1 @@
+"""Compiled loops over rows, and the autograd functions that call them."""

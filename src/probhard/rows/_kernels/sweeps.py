@@ -1,0 +1,183 @@
+"""Kernels for a forest of rows on a CPU, compiled by numba where it is installed: moments and their adjoints.
+
+The sweeps of ``tree`` for S = W, one row after the other. With m and v the mean and variance that the subtree below
+implies for a variable (its own z and w where there is none), a row with inside coefficients c and the shared variable x
+of coefficient p, leaves first, gives
+
+    V = sum c_i^2 v_i,   gap = b - sum c_i m_i,   d = V + p^2 w_x,   v_x = w_x V / d,   m_x = (V z_x + p w_x gap) / d
+
+and, roots first, with ``g_i = c_i v_i / V`` and hats for the results,
+
+    u_i = m_i + g_i (gap - p u_x),    hat v_i = v_i (1 - c_i g_i) + (p g_i)^2 hat v_x.
+
+The adjoint is the same recursion, differentiated line by line and run backwards.
+
+As in ``kernels``, a few batch
+elements lie side by side; all arithmetic is in float64, whatever the dtype of the points.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from probhard._util.jit import Array, compiled
+from probhard.rows._kernels.sparse import LANES, TINY, Index, Numbers, load, store
+
+# Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
+# coefficient; then the inside variables and their coefficients.
+Program = tuple[Index, Index, Index, Array, Index, Array]
+
+V, GAP, OF_V, OF_GAP = range(4)  # planes of ``rows`` (4, q, lanes)
+M, S, U, HAT = range(4)  # planes of ``nodes`` (4, n, lanes): m, v, u and hat v; of their gradients in the same order
+
+
+@compiled
+def ratio(x: float, y: float) -> float:
+    """Quotient that is 0 where y is 0."""
+    return x / y if y > 0.0 else 0.0
+
+
+@compiled
+def _upward(program: Program, b: Array, nodes: Array, rows: Array) -> None:
+    """V and gap of the rows, m and v of the shared variables in place of their z and w."""
+    start, number, up, up_coefficient, variable, coefficient = program
+    lanes = rows.shape[2]
+    for r in range(len(number)):
+        for k in range(lanes):
+            rows[V, r, k] = 0.0
+            rows[GAP, r, k] = b[number[r], k]
+        for t in range(start[r], start[r + 1]):
+            i, c = variable[t], coefficient[t]
+            for k in range(lanes):
+                rows[V, r, k] += c * c * nodes[S, i, k]
+                rows[GAP, r, k] -= c * nodes[M, i, k]
+        x, p = up[r], up_coefficient[r]
+        if x >= 0:
+            for k in range(lanes):
+                z, w, total = nodes[M, x, k], nodes[S, x, k], rows[V, r, k]
+                pivot = total + p * p * w
+                nodes[S, x, k] = ratio(w * total, pivot)
+                nodes[M, x, k] = (total * z + p * w * rows[GAP, r, k]) / pivot if pivot > 0.0 else z
+
+
+@compiled
+def _downward(program: Program, nodes: Array, rows: Array) -> None:
+    """The results u and hat v of all variables."""
+    start, number, up, up_coefficient, variable, coefficient = program
+    lanes = rows.shape[2]
+    for r in range(len(number) - 1, -1, -1):
+        x, p = max(up[r], 0), up_coefficient[r] if up[r] >= 0 else 0.0
+        for t in range(start[r], start[r + 1]):
+            i, c = variable[t], coefficient[t]
+            for k in range(lanes):
+                own = nodes[S, i, k]
+                share = ratio(c * own, rows[V, r, k])
+                nodes[U, i, k] = nodes[M, i, k] + share * (rows[GAP, r, k] - p * nodes[U, x, k])
+                known = max(own * (1.0 - c * share), 0.0)
+                nodes[HAT, i, k] = known + p * p * share * share * nodes[HAT, x, k]
+
+
+@compiled
+def moments(program: Program, z: Numbers, w: Numbers, b: Numbers, mean: Numbers, scale: Numbers) -> None:
+    """Write points and roots of the variances (batch, n); b is (batch, q), or (1, q) for all."""
+    n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
+    nodes, rows, right = np.empty((4, n, lanes)), np.empty((4, q, lanes)), np.empty((q, lanes))
+    for first in range(0, z.shape[0], lanes):
+        load(z, first, nodes[M])
+        load(w, first, nodes[S])
+        load(b, first, right)
+        nodes[U], nodes[HAT] = nodes[M], nodes[S]  # of variables in no row
+        _upward(program, right, nodes, rows)
+        _downward(program, nodes, rows)
+        nodes[HAT] = np.sqrt(nodes[HAT])
+        store(nodes[U], first, mean)
+        store(nodes[HAT], first, scale)
+
+
+@compiled
+def _downward_adjoint(program: Program, nodes: Array, rows: Array, of: Array) -> None:
+    """Gradients of m, v, V and gap as far as the downward sweep uses them; ``of`` holds those of u and hat v."""
+    start, number, up, up_coefficient, variable, coefficient = program
+    lanes = rows.shape[2]
+    for r in range(len(number)):
+        x, p = max(up[r], 0), up_coefficient[r] if up[r] >= 0 else 0.0
+        for k in range(lanes):
+            rows[OF_V, r, k] = 0.0
+            rows[OF_GAP, r, k] = 0.0
+        for t in range(start[r], start[r + 1]):
+            i, c = variable[t], coefficient[t]
+            for k in range(lanes):
+                own, total, above = nodes[S, i, k], rows[V, r, k], p * p * nodes[HAT, x, k]
+                of_u, of_hat = of[U, i, k], of[HAT, i, k]
+                share = ratio(c * own, total)
+                left = rows[GAP, r, k] - p * nodes[U, x, k]
+                of_share = left * of_u + of_hat * (2.0 * share * above - c * own)
+                slope = ratio(of_share, total)
+                of[M, i, k] = of_u
+                of[S, i, k] = of_hat * (1.0 - c * share) + c * slope
+                rows[OF_V, r, k] -= slope * share
+                rows[OF_GAP, r, k] += share * of_u
+                of[HAT, x, k] += p * p * share * share * of_hat
+        for k in range(lanes):
+            of[U, x, k] -= p * rows[OF_GAP, r, k]
+
+
+@compiled
+def _upward_adjoint(program: Program, nodes: Array, rows: Array, first: Array, of: Array, of_b: Array) -> None:
+    """Replace the gradients of m and v by those of z and w; ``first`` (2, n, lanes) holds z and w."""
+    start, number, up, up_coefficient, variable, coefficient = program
+    lanes = rows.shape[2]
+    for r in range(len(number) - 1, -1, -1):
+        x, p = up[r], up_coefficient[r]
+        if x >= 0:
+            for k in range(lanes):
+                z, w, total, gap = first[0, x, k], first[1, x, k], rows[V, r, k], rows[GAP, r, k]
+                pivot = total + p * p * w
+                of_m, of_v = of[M, x, k], of[S, x, k]
+                keep, give = ratio(total, pivot), ratio(p * w, pivot)
+                slope = ratio(of_m, pivot)
+                rows[OF_V, r, k] += of_v * give * give + slope * (z - nodes[M, x, k])
+                rows[OF_GAP, r, k] += of_m * give
+                of[M, x, k] = of_m * keep if pivot > 0.0 else of_m
+                of[S, x, k] = of_v * keep * keep + slope * p * (gap - p * nodes[M, x, k])
+        for k in range(lanes):
+            of_b[number[r], k] = rows[OF_GAP, r, k]
+        for t in range(start[r], start[r + 1]):
+            i, c = variable[t], coefficient[t]
+            for k in range(lanes):
+                of[M, i, k] -= c * rows[OF_GAP, r, k]
+                of[S, i, k] += c * c * rows[OF_V, r, k]
+
+
+@compiled
+def moments_adjoint(
+    program: Program,
+    z: Numbers,  # (batch, n)
+    w: Numbers,  # (batch, n)
+    b: Numbers,  # (batch or 1, q)
+    of_mean: Numbers,  # (batch, n)
+    of_scale: Numbers,  # (batch, n)
+    of_z: Numbers,
+    of_w: Numbers,
+    of_b: Numbers,  # (batch, q)
+) -> None:
+    """Write the gradients of z, w and b from those of the points and of the roots of the variances."""
+    n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
+    nodes, of, given = np.empty((4, n, lanes)), np.empty((4, n, lanes)), np.empty((2, n, lanes))
+    rows, right = np.empty((4, q, lanes)), np.empty((q, lanes))
+    for first in range(0, z.shape[0], lanes):
+        load(z, first, given[0])
+        load(w, first, given[1])
+        load(b, first, right)
+        nodes[M], nodes[S], nodes[U], nodes[HAT] = given[0], given[1], given[0], given[1]
+        _upward(program, right, nodes, rows)  # again, which takes no longer than to keep it
+        _downward(program, nodes, rows)
+        load(of_mean, first, of[U])
+        load(of_scale, first, of[HAT])
+        of[HAT] *= 0.5 * np.sqrt(nodes[HAT]) / (nodes[HAT] + TINY)  # the gradient of hat v, 0 where it is 0
+        of[M], of[S] = of[U], of[HAT]  # of variables in no row
+        _downward_adjoint(program, nodes, rows, of)
+        _upward_adjoint(program, nodes, rows, given, of, right)
+        store(of[M], first, of_z)
+        store(of[S], first, of_w)
+        store(right, first, of_b)

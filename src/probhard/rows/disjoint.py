@@ -1,0 +1,169 @@
+"""Rows over disjoint variables: everything is elementwise, O(n).
+
+With one row per group of variables, ``A W A^T`` is the diagonal ``m_r = sum_i w_i a_i^2``, the gain is
+``k_i = w_i a_i / m_r`` and, with ``T_r = sum_i a_i^2 s_i``,
+
+    diag(P S P^T)_i = s_i (1 - k_i a_i)^2 + k_i^2 (T_r - a_i^2 s_i),
+
+a sum of squares. For W = S it is ``w_i (1 - k_i a_i)``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.errors import broadcast, checking
+from probhard.rows._kernels.moments import FixedMoments, ObliqueMoments
+from probhard.rows.base import Factor, Structure, columns_of, divide, segment_sum
+
+
+class DisjointRows(Structure):
+    """Each variable in at most one row; variables outside every row have coefficient 0.
+
+    ``group`` is None when the rows are equal consecutive blocks of variables (a field's time slices): then sums
+    and broadcasts are plain views.
+    """
+
+    def __init__(self, coefficient: Tensor, rows: int, group: Tensor | None = None) -> None:
+        self.coefficient = coefficient  # (n,), or (width,) shared by all blocks, or (*batch, n)
+        self.group = group  # (n,) or None
+        self.rows = rows
+        self.width = coefficient.shape[-1]
+        self.shared = False
+        self.variables = self.width
+
+    @classmethod
+    def blocks(cls, weights: Tensor, rows: int) -> DisjointRows:
+        """``rows`` consecutive blocks of variables, each with the same weights (width,)."""
+        structure = cls(weights, rows)
+        structure.shared = True
+        structure.variables = rows * weights.shape[-1]
+        return structure
+
+    @classmethod
+    def from_matrix(cls, matrix: sp.csr_array) -> DisjointRows:
+        """From a sparse matrix whose columns hold at most one entry each."""
+        rows, variables = matrix.shape
+        coefficient, group = np.zeros(variables), np.zeros(variables, dtype=np.int64)
+        entries = matrix.tocoo()
+        coefficient[entries.coords[1]] = entries.data
+        group[entries.coords[1]] = entries.coords[0]
+        regular = variables % rows == 0 and np.array_equal(entries.coords[0], entries.coords[1] // (variables // rows))
+        return cls(torch.from_numpy(coefficient), rows, None if regular else torch.from_numpy(group))
+
+    @property
+    def batch_dims(self) -> int:
+        return self.coefficient.dim() - 1
+
+    @property
+    def constant(self) -> bool:
+        return self.batch_dims == 0 and not self.coefficient.requires_grad
+
+    @property
+    def algorithm(self) -> str:
+        return f"disjoint rows ({self.rows}), elementwise"
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Row sums, as (..., q), of x in the layout of ``split``."""
+        return x.sum(-1) if self.group is None else segment_sum(x, self.group, self.rows)
+
+    def weighted_sums(self, x: Tensor, coefficient: Tensor) -> Tensor:
+        """Row sums of coefficient * x for x (..., n); one matrix-vector product for shared weights."""
+        if self.shared:
+            return self.split(x) @ coefficient
+        return self.sums(self.split(x * coefficient))
+
+    def spread(self, y: Tensor) -> Tensor:
+        """Row values y (..., q) at each variable, in a shape that broadcasts with ``split``."""
+        return y.unsqueeze(-1) if self.group is None else y.index_select(-1, self.group)
+
+    def split(self, x: Tensor) -> Tensor:
+        """View x (..., n) as (..., q, width) for blocks, as it is otherwise."""
+        return x.unflatten(-1, (self.rows, -1)) if self.group is None else x
+
+    def join(self, x: Tensor) -> Tensor:
+        """Inverse of ``split``."""
+        return x.flatten(-2) if self.group is None else x
+
+    def split_coefficient(self) -> Tensor:
+        """The coefficients in the layout of ``split``."""
+        return self.coefficient if self.shared else self.split(self.coefficient)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.weighted_sums(x, self.coefficient)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        return self.join(self.split_coefficient() * self.spread(y))
+
+    def dense(self) -> Tensor:
+        return columns_of(self.apply, self.variables, self.coefficient)
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """``|A| |x|``."""
+        sizes = self.__dict__.get("_sizes")
+        if sizes is None:
+            sizes = self.coefficient.abs()
+            if checking() and self.constant:
+                self.__dict__["_sizes"] = sizes
+        return self.weighted_sums(x.abs(), sizes)
+
+    def factor(self, weight: Tensor) -> DisjointFactor:
+        return DisjointFactor(self, weight)
+
+    def oblique_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The moments of blocks for W = S, by formulas that can be differentiated twice."""
+        factor = self.factor(self.join(weight))
+        mean, scale = Factor.moments(factor, self.join(z), b, factor.weight)
+        return self.split(mean), self.split(scale)
+
+
+class DisjointFactor(Factor):
+    """The diagonal ``A W A^T``."""
+
+    structure: DisjointRows
+
+    def __init__(self, structure: DisjointRows, weight: Tensor) -> None:
+        self.structure, self.weight = structure, weight
+        self.mass = structure.weighted_sums(weight, structure.coefficient.square())  # (*batch, q)
+
+    def solve(self, r: Tensor) -> Tensor:
+        return divide(r, self.mass)
+
+    def variance(self, s: Tensor) -> Tensor:
+        rows, a = self.structure, self.structure.split_coefficient()
+        mass = rows.spread(torch.where(self.mass > 0, self.mass, 1.0))
+        moved = rows.split(self.weight) * a.square()
+        stay = (mass - moved).clamp(min=0) / mass  # exactly 0 for the only variable that can move
+        if s is self.weight:
+            return rows.join(rows.split(s) * stay)
+        own = rows.split(s) * a.square()
+        others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
+        gain = rows.split(self.weight) * (a / mass)
+        return rows.join(rows.split(s) * stay.square() + gain.square() * others)
+
+    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.structure
+        fixed = self.weight.dim() == 1 and not self.weight.requires_grad
+        trained = rows.coefficient.requires_grad  # the fused adjoints treat the rows as constants
+        if trained or not (rows.shared and checking() and (s is self.weight or fixed)):
+            return super().moments(z, b, s)
+        shape = broadcast(z.shape, s.shape, (*b.shape[:-1], z.shape[-1]))
+        blocks = rows.split(z.expand(shape)), rows.split(s.expand(shape)), b.expand(*shape[:-1], rows.rows)
+        if s is self.weight:
+            mean, scale = ObliqueMoments.apply(*blocks, rows.coefficient, rows.oblique_moments)
+        else:
+            gain = divide(rows.split(self.weight) * rows.coefficient, self.mass.unsqueeze(-1))
+            mean, scale = FixedMoments.apply(*blocks, rows.coefficient, gain, self.plain_moments)
+        return rows.join(mean), rows.join(scale)
+
+    def plain_moments(self, z: Tensor, s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The moments of blocks by formulas that can be differentiated twice."""
+        rows = self.structure
+        mean, scale = super().moments(rows.join(z), b, rows.join(s))
+        return rows.split(mean), rows.split(scale)
+
+    def pivots(self) -> Tensor:
+        return self.mass

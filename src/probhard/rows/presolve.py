@@ -1,0 +1,101 @@
+"""What the rows say outright: pinned variables, and rows that repeat each other.
+
+A row with one variable pins it, ``u_i = b / a``; pinned variables are substituted into the other rows, which may pin
+more. Under any diagonal metric this equals the joint projection, and pinned variances are exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.rows.base import OnDevice, SparseMap
+
+RANK_TOLERANCE = 1e-10
+
+
+@dataclass(eq=False)
+class Wave(OnDevice):
+    """Rows that pin one variable each, given the variables pinned before them."""
+
+    row: Tensor  # (k,)
+    coefficient: Tensor  # (k,)
+    known: SparseMap  # (k, pinned so far)
+
+
+@dataclass(eq=False)
+class Pins(OnDevice):
+    """Pinned variables, in the order in which they become known."""
+
+    variable: Tensor  # (k,)
+    waves: tuple[Wave, ...]
+    coupling: SparseMap  # (other rows, k): what the pinned variables contribute to the other rows
+
+    def values(self, b: Tensor) -> Tensor:
+        """Values (*batch, k) of the pinned variables for right-hand sides b (*batch, q)."""
+        found = b[..., :0]
+        for wave in self.waves:
+            rest = b.index_select(-1, wave.row) - wave.known.apply(found)
+            found = torch.cat([found, rest / wave.coefficient], -1)
+        return found
+
+
+def find_pins(matrix: sp.csr_array) -> tuple[Pins | None, np.ndarray, sp.csr_array, np.ndarray]:
+    """Pins, the numbers of the other rows, those rows over the free variables, and rows left without a variable."""
+    rows, variables = matrix.shape
+    pinned = np.full(variables, False)
+    order: list[int] = []
+    waves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    open_rows = np.ones(rows, dtype=bool)
+    while True:
+        free = matrix @ sp.diags_array((~pinned).astype(np.float64))
+        free.eliminate_zeros()
+        single = np.flatnonzero(open_rows & (np.diff(free.indptr) == 1))
+        if len(single) == 0:
+            break
+        target = free.indices[free.indptr[single]]
+        target, first = np.unique(target, return_index=True)
+        single = single[first]
+        waves.append((single, free.data[free.indptr[single]], np.asarray(order, dtype=np.int64)))
+        order.extend(target.tolist())
+        pinned[target] = True
+        open_rows[single] = False
+    others = np.flatnonzero(open_rows)
+    rest = sp.csr_array(free[others])
+    empty = others[np.diff(rest.indptr) == 0]
+    if not order:
+        return None, others, rest, empty
+    index = np.asarray(order, dtype=np.int64)
+    made = tuple(
+        Wave(torch.from_numpy(row), torch.from_numpy(value), SparseMap(matrix[row][:, known]))
+        for row, value, known in waves
+    )
+    return Pins(torch.from_numpy(index), made, SparseMap(matrix[others][:, index])), others, rest, empty
+
+
+def dependent_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Independent rows, dependent rows, and how the latter combine the former, by a pivoted QR factor.
+
+    Args:
+        matrix: A, (q, n).
+
+    Returns:
+        ``(independent, dependent, combination)`` with ``A[dependent] = combination @ A[independent]``.
+    """
+    scale = np.linalg.norm(matrix, axis=1, keepdims=True)
+    scaled = matrix / np.where(scale > 0, scale, 1.0)
+    scaled[(matrix != 0).sum(1) == 1] *= 4  # known values are kept before rows that follow from them
+    _, triangle, order = scipy.linalg.qr(scaled.T, mode="economic", pivoting=True)
+    pivots = np.abs(np.diag(triangle))
+    rank = int((pivots > RANK_TOLERANCE * max(1.0, pivots.max(initial=0.0))).sum())
+    independent, dependent = np.sort(order[:rank]), np.sort(order[rank:])
+    if len(dependent) == 0:
+        return independent, dependent, np.empty((0, rank))
+    combination = np.linalg.lstsq(matrix[independent].T, matrix[dependent].T, rcond=None)[0].T
+    combination[np.abs(combination) < 1e-9] = 0.0
+    return independent, dependent, combination

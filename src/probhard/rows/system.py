@@ -1,0 +1,266 @@
+"""The rows of a constraint, made ready once: pins substituted, rank known, the algorithm chosen.
+
+The choice, in this order, from the data alone:
+
+| rows after substituting pins        | algorithm                                        | cost       |
+|-------------------------------------|--------------------------------------------------|------------|
+| none left                           | substitution                                     | O(n)       |
+| no two rows share a variable        | elementwise (``disjoint``)                       | O(n)       |
+| a forest (``[I | -S]`` made local)  | two sweeps (``tree``)                            | O(n)       |
+| large and sparse                    | Cholesky in rounds (``sparse``)                  | O(fill)    |
+| q <= n - q                          | dense Cholesky of ``A W A^T`` (``dense``)        | O(n q^2)   |
+| q > n - q                           | dense Cholesky of the complement (``dense``)     | O(q (n-q)^2) |
+
+Beside the last three, hierarchies that cross trees completely are swept axis by axis (``crossed``), in O(n), where the
+weights cross too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from probhard.errors import broadcast, checking
+from probhard.rows.base import DenseMap, Factor, Mapped, OnDevice, SparseMap, Structure
+from probhard.rows.children import local_rows
+from probhard.rows.crossed import Crossing
+from probhard.rows.dense import DenseRows, NullRows
+from probhard.rows.disjoint import DisjointRows
+from probhard.rows.elimination import plan_elimination
+from probhard.rows.presolve import Pins, dependent_rows, find_pins
+from probhard.rows.sparse import SparseRows
+from probhard.rows.tree import Tree
+
+SPARSE_ROWS = 48  # fewer rows than this are always factored densely
+SPARSE_SHARE = 0.2  # ... and so are rows with more non-zero entries than this
+DENSE_RANK_LIMIT = 50_000_000  # entries up to which the rank is found by a dense QR factor
+SQUARED_LIMIT = 2048  # variables up to which a fixed projector's squared entries are kept
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    """Rows that repeat others: ``A[rows] = combination @ A[others]``."""
+
+    rows: np.ndarray
+    others: np.ndarray
+    combination: np.ndarray  # (rows, others)
+
+
+def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | None] | None:
+    """The algorithm and, if rows were rewritten, the map of right-hand sides; None if the rank is in doubt.
+
+    Args:
+        matrix: Rows of at least two variables each, (q, n).
+        proven: Whether the rows are known to be independent.
+    """
+    if np.diff(sp.csc_array(matrix).indptr).max(initial=0) <= 1:
+        return DisjointRows.from_matrix(matrix), None
+    local = local_rows(matrix)
+    transform = None if local is None else SparseMap(local[1])
+    rows = matrix if local is None else local[0]
+    tree = Tree.find(rows)
+    if tree is not None:
+        return tree, transform
+    if not proven and local is None and matrix.shape[0] * matrix.shape[1] <= DENSE_RANK_LIMIT:
+        return None
+    count, variables = rows.shape
+    if count >= SPARSE_ROWS and rows.nnz <= SPARSE_SHARE * count * variables:
+        plan = plan_elimination(rows)
+        if plan.cost < count**3 / 6:
+            return SparseRows(rows, plan), transform
+    dense = matrix.toarray()
+    if count <= variables - count:
+        return DenseRows(torch.from_numpy(dense)), None
+    return NullRows(dense), None
+
+
+class LinearSystem(OnDevice):
+    """Rows ``A u = b`` ready for projection; build it with ``of``, ``blocks`` or ``batched``."""
+
+    def __init__(self, rows: SparseMap | DenseMap | Structure, core: Structure | None) -> None:
+        self.map = rows  # A as the caller wrote it
+        self.core = core  # what is solved; None if pins are all there is
+        self.pins: Pins | None = None
+        self.kept: Tensor | None = None  # the rows that reach the core, where not all do
+        self.transform: SparseMap | None = None  # right-hand sides of rewritten rows
+        self.held: Tensor | None = None  # variables that no projection may move
+        self.crossing: Crossing | None = None  # of trees, where the rows are one
+        self.redundancy: Redundancy | None = None
+        self.matrix: sp.csr_array | None = None
+
+    @classmethod
+    def of(cls, matrix: sp.csr_array, held: np.ndarray | None = None) -> LinearSystem:
+        """From a shared matrix; ``redundancy`` is set, and dependent rows left out, where rows repeat others."""
+        matrix = sp.csr_array(matrix, dtype=np.float64)
+        system = cls._of_full_rank(matrix, held)
+        if system is None:
+            independent, dependent, combination = dependent_rows(matrix.toarray())
+            if len(dependent):
+                system = cls._of_full_rank(sp.csr_array(matrix[independent]), held, proven=True)
+                assert system is not None
+                inner = np.arange(len(independent)) if system.kept is None else system.kept.numpy()
+                system.kept = torch.from_numpy(independent[inner].astype(np.int64))
+                if system.pins is not None:
+                    for wave in system.pins.waves:
+                        wave.row = torch.from_numpy(independent[wave.row.numpy()].astype(np.int64))
+                system.redundancy = Redundancy(dependent, independent, combination)
+            else:
+                system = cls._of_full_rank(matrix, held, proven=True)
+        assert system is not None
+        system.map, system.matrix = SparseMap(matrix), matrix
+        return system
+
+    @classmethod
+    def _of_full_rank(cls, matrix: sp.csr_array, held: np.ndarray | None, proven: bool = False) -> LinearSystem | None:
+        """The system, or None where the rank is in doubt and not ``proven``."""
+        pins, others, rest, empty = find_pins(matrix)
+        if len(empty):
+            return None
+        core: Structure | None = None
+        transform: SparseMap | None = None
+        if len(others):
+            chosen = choose(rest, proven)
+            if chosen is None:
+                return None
+            core, transform = chosen
+        system = cls(SparseMap(matrix), core)
+        system.pins, system.transform = pins, transform
+        if len(others) < matrix.shape[0]:
+            system.kept = torch.from_numpy(others.astype(np.int64))
+        elif core is not None and core.double and len(others) >= SPARSE_ROWS:
+            system.crossing = Crossing.find(matrix)
+        if held is not None and len(held):
+            system.held = torch.from_numpy(np.asarray(held, dtype=np.int64))
+        return system
+
+    @classmethod
+    def blocks(cls, weights: Tensor, rows: int) -> LinearSystem:
+        """``rows`` consecutive blocks of variables with the same weights: one conservation row per slice."""
+        core = DisjointRows.blocks(weights, rows)
+        return cls(core, core)
+
+    @classmethod
+    def of_structure(cls, structure: Structure) -> LinearSystem:
+        """Rows that need no more looking at."""
+        return cls(structure.map if isinstance(structure, Mapped) else structure, structure)
+
+    @classmethod
+    def batched(cls, matrix: Tensor) -> LinearSystem:
+        """One dense matrix per batch element, or one that gradients flow into."""
+        rows = DenseMap(matrix)
+        return cls(rows, DenseRows(matrix))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows as the caller wrote them."""
+        return self.map.rows
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch dimensions of A itself."""
+        return self.map.matrix.shape[:-2] if isinstance(self.map, DenseMap) else torch.Size()
+
+    @property
+    def variables(self) -> int:
+        """Number of variables."""
+        return self.map.variables
+
+    @property
+    def algorithm(self) -> str:
+        """How this system is solved, in words."""
+        parts = [] if self.pins is None else [f"{len(self.pins.variable)} pinned variables substituted"]
+        if self.core is not None:
+            parts.append(self.core.algorithm)
+        if self.crossing is not None:
+            parts.append(
+                f"sweeps along {len(self.crossing.axes)} crossed trees where the weights cross, as equal ones do"
+            )
+        return "; ".join(parts)
+
+    @property
+    def coupled(self) -> LinearSystem:
+        """The same rows without substitution, for metrics that couple variables."""
+        return self if self.pins is None else self._coupled
+
+    @cached_property
+    def _coupled(self) -> LinearSystem:
+        assert self.matrix is not None
+        used = np.arange(self.rows) if self.redundancy is None else self.redundancy.others
+        matrix = sp.csr_array(self.matrix[used])
+        chosen = choose(matrix, proven=True)
+        assert chosen is not None
+        core, transform = chosen
+        system = LinearSystem(self.map, core)
+        system.transform, system.held, system.matrix = transform, self.held, self.matrix
+        if self.redundancy is not None:
+            system.kept = torch.from_numpy(used.astype(np.int64))
+        return system
+
+    def movable(self, weight: Tensor) -> Tensor:
+        """Weights (*batch, n) with 0 for pinned and held variables."""
+        for index in (self.held, None if self.pins is None else self.pins.variable):
+            if index is not None:
+                weight = weight.index_fill(-1, index, 0.0)
+        return weight
+
+    def free(self, x: Tensor) -> Tensor:
+        """Set pinned variables of x (..., n) to 0."""
+        return x if self.pins is None else x.index_fill(-1, self.pins.variable, 0.0)
+
+    def substitute(self, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Replace the pinned variables of z; return it with the core's right-hand side."""
+        core_b = b if self.kept is None else b.index_select(-1, self.kept)
+        if self.pins is not None:
+            values = self.pins.values(b)
+            core_b = core_b - self.pins.coupling.apply(values)
+            shape = broadcast(z.shape[:-1], values.shape[:-1])
+            z = z.expand(*shape, -1).index_copy(-1, self.pins.variable, values.expand(*shape, -1).to(z.dtype))
+        return z, core_b if self.transform is None else self.transform.apply(core_b)
+
+    def factor(self, weight: Tensor) -> Factor:
+        """Factor for weights (*batch, n); pinned and held variables get 0."""
+        assert self.core is not None
+        weight = self.movable(weight)
+        crossed = None if self.crossing is None else self.crossing.factor(self.core, weight)
+        return self.core.factor(weight) if crossed is None else crossed
+
+    def unit_factor(self, like: Tensor) -> Factor:
+        """Factor for W = I, kept for each dtype and device: it depends on A alone."""
+        assert self.core is not None
+        cache = self.__dict__.setdefault("_unit_factors", {})
+        key = (like.dtype, like.device)
+        if key not in cache:
+            factor = self.factor(torch.ones(self.variables, dtype=like.dtype, device=like.device))
+            if not self.core.constant:
+                return factor
+            if self.variables <= SQUARED_LIMIT and factor.conditioned:
+                factor = SquaredFactor(factor)
+            if not checking():  # tensors of a traced graph must not outlive it
+                return factor
+            cache[key] = factor
+        return cache[key]
+
+
+class SquaredFactor(Factor):
+    """A fixed factor whose projector's squared entries are kept: ``diag(P S P^T) = (P * P) s``, a sum of squares."""
+
+    def __init__(self, factor: Factor) -> None:
+        self.factor, self.weight, self.structure = factor, factor.weight, factor.structure
+        self.squared = factor.squared_entries()
+
+    def squared_entries(self) -> Tensor:
+        return self.squared
+
+    def solve(self, r: Tensor) -> Tensor:
+        return self.factor.solve(r)
+
+    def variance(self, s: Tensor) -> Tensor:
+        return s @ self.squared
+
+    def pivots(self) -> Tensor:
+        return self.factor.pivots()

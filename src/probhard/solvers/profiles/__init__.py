@@ -1,0 +1,1 @@
+"""Nearest monotone profiles and profiles of little variation, by compiled loops."""

@@ -1,0 +1,132 @@
+"""Nearest monotone profiles whose values are 0 or at least so much, by kernels that numba compiles where it is there.
+
+    min 1/2 sum q_i (u_i - z_i)^2,   u monotone,   u_i = 0 or lower <= u_i <= upper,   least <= a . u <= most.
+
+The values that are not 0 are the first k of a decreasing profile, the last k of an increasing one: for each k that is a
+problem of ``pooling``. All k are looked at, in the order of what their cost cannot be below,
+
+    sum of q z^2 over the zeros + the larger of: q (clipped z - z)^2 over the others; (gap of the row)^2 / sum of w a^2,
+
+and the search ends where the next such bound is above the best cost found, so that the nearest profile is returned.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probhard._util.jit import Array, compiled
+from probhard.solvers.profiles.pooling import Found, Numbers, room_for, settle
+from probhard.solvers.profiles.unbounded import DECREASING
+
+ZERO = -2  # the side of a value that is 0
+
+
+@compiled
+def _bounds(
+    turned: bool,
+    z: Array,
+    q: Array,
+    a: Array,
+    numbers: Numbers,
+    may_vanish: bool,
+    bound: Array,  # (n + 1,), as the next: where the answer goes
+    gap: Array,
+) -> None:
+    """For each k what a profile costs at least, and how far its row stays from where it should be.
+
+    The gap is relative to the terms of the row, and infinite where the bounds allow no such profile.
+    """
+    n, row = len(z), len(a) > 0
+    unit, lower, upper, least, most = numbers
+    vanished, clipped, raised, size, spread, share = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for k in range(n, -1, -1):  # summed from the last one on: differences of sums would cancel
+        bound[k] = vanished
+        i = n - k if turned else k - 1
+        vanished += q[i] * (z[i] / unit) ** 2 if k > 0 else 0.0
+    for k in range(n + 1):
+        vanished, gap[k] = bound[k], 0.0
+        if k > 0:
+            i = n - k if turned else k - 1
+            clipped += q[i] * ((min(max(z[i], lower), upper) - z[i]) / unit) ** 2
+            if row:
+                raised += a[i] * z[i]
+                size += a[i] * abs(z[i])
+                spread += a[i] ** 2 / q[i]
+                share += a[i]
+        bound[k] = vanished + clipped
+        if row:
+            low, high = (lower * share, upper * share) if share > 0.0 else (0.0, 0.0)
+            if low > most:
+                gap[k] = (low - most) / (low + abs(most))
+            if least > high:
+                gap[k] = max(gap[k], (least - high) / (least + abs(high)))
+            distance, end = (raised - most, most) if raised > most else (least - raised, least)
+            distance -= 1e-12 * (size + abs(end))
+            if spread > 0.0 and distance > 0.0:
+                bound[k] = vanished + max(clipped, (distance / unit) ** 2 / spread)
+        if (k < n and not may_vanish) or (k > 0 and lower > upper):
+            gap[k] = np.inf
+        bound[k] *= 1.0 - 1e-12  # sums are rounded
+
+
+@compiled
+def solve(
+    kind: int,
+    z: Array,  # (profiles, n)
+    w: Array,  # (profiles, n), positive
+    lower: Array,  # (profiles,), of values that are not 0, not negative
+    upper: Array,
+    may_vanish: NDArray[np.bool_],  # (profiles,), whether 0 is allowed
+    a: Array,  # (profiles, n), none negative, or (profiles, 0) without a row
+    least: Array,
+    most: Array,
+    tolerance: float,  # gap of the row, relative to its terms, that counts as none
+) -> Found:
+    """As ``pooling.solve``; zeros have a side of their own.
+
+    Where no k fits the row, the answer is that of the smallest gap; where the bounds leave nothing, it is NaN.
+    """
+    profiles, n = z.shape
+    value, first = np.full((profiles, n), np.nan), np.zeros((profiles, n), np.int64)
+    side, edge = np.empty((profiles, n), np.int8), np.zeros((profiles, n), np.int8)
+    binds, residual = np.zeros((profiles, 2), np.bool_), np.full((profiles, 2), np.inf)
+    room, q, bound, gap = room_for(n), np.empty(n), np.empty(n + 1), np.empty(n + 1)
+    point, group, sides, edges = np.empty(n), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n, np.int8)
+    bind, error = np.zeros(2, np.bool_), np.zeros(2)
+    turned, row = kind != DECREASING, a.shape[1] > 0
+    for p in range(profiles):
+        heaviest, unit = w[p].max(), max(np.abs(z[p]).max(), lower[p], 1e-300)
+        for i in range(n):
+            first[p, i], side[p, i], q[i] = i, ZERO, heaviest / w[p, i]
+        numbers = (unit, lower[p], upper[p], least[p], most[p])
+        _bounds(turned, z[p], q, a[p], numbers, may_vanish[p], bound, gap)
+        if row and may_vanish[p] and gap.min() > tolerance:  # a sum that is 0 but for rounding
+            rest = max(-most[p], least[p], 0.0) / (lower[p] * a[p].sum() + 1e-300)
+            gap[0] = rest if rest <= tolerance else gap[0]
+        slack, best = max(tolerance, gap.min()), np.inf
+        for k in np.argsort(bound):
+            if bound[k] >= best:
+                break
+            if not gap[k] <= slack or gap[k] == np.inf:
+                continue
+            start = n - k if turned else 0
+            end, cost = start + k, 0.0
+            bind[:], error[:] = False, 0.0
+            if k > 0:
+                line = a[p, start:end] if row and a[p, start:end].max() > 0.0 else a[p, :0]
+                trial = (point[:k], group[:k], sides[:k], edges[:k], bind, error)
+                settle(kind, z[p, start:end], w[p, start:end], line, (0.0, *numbers[1:]), room, trial)
+            for i in range(n):
+                u = point[i - start] if start <= i < end else 0.0
+                cost += q[i] * ((u - z[p, i]) / unit) ** 2
+            if not cost < best:
+                continue
+            best = cost
+            for i in range(n):
+                inside = start <= i < end
+                value[p, i] = point[i - start] if inside else 0.0
+                first[p, i] = start + group[i - start] if inside else i
+                side[p, i], edge[p, i] = (sides[i - start], edges[i - start]) if inside else (ZERO, 0)
+            binds[p], residual[p, 0], residual[p, 1] = bind, max(error[0], gap[k]), max(error[1], gap[k])
+    return value, first, side, edge, binds, residual

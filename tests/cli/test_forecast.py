@@ -1,0 +1,294 @@
+"""``probhard forecast``: files recomputed from the draws, baselines by hand, what is left out, refusals, Ctrl-C."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from probhard.cli import main
+from probhard.forecasting import HierarchicalForecaster
+from probhard.forecasting.forecaster import HierarchicalForecaster as Forecaster
+from probhard.forecasting.report import backtest as module
+from probhard.laws.family import student_t
+
+TINY = "{num_batches_per_epoch: 2, batch_size: 4, hidden_size: 4, context_length: 6, num_samples: 40, calibrate: false}"
+KEYS = ["--keys", "state,region", "--horizon", "6", "--epochs", "1"]
+S = np.vstack([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], np.eye(4)])
+
+
+def table(rows: int = 48, low: float = 20.0) -> pd.DataFrame:
+    random = np.random.default_rng(5)
+    stamps = pd.date_range("2018-01-01", periods=rows, freq="MS").strftime("%Y-%m-%d")
+    parts = []
+    for i, (state, region) in enumerate([("A", "x"), ("A", "y"), ("B", "x"), ("B", "z")]):
+        season = np.sin(2 * np.pi * np.arange(rows) / 12 + i)
+        y = ((low + 30.0 * i) * (1.2 + season) + random.uniform(0, 5, rows)).round(3)
+        parts.append(pd.DataFrame({"state": state, "region": region, "date": stamps, "sales": y}))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command on a table with tiny settings: status and the folder of its files."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(frame: pd.DataFrame, *options: str, config: str = TINY) -> tuple[int, Path]:
+        frame.to_csv("shop.csv", index=False)
+        Path("run.yaml").write_text(config)
+        return main(["forecast", "shop.csv", "--config", "run.yaml", *options]), tmp_path / "shop-forecast"
+
+    return command
+
+
+@pytest.fixture
+def no_classical(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without statsforecast, as where it is not installed."""
+    monkeypatch.setitem(sys.modules, "statsforecast", None)
+
+
+def cube(draws: pd.DataFrame, model: str = "probhard-or") -> np.ndarray:
+    """Long draws as (S, H, n)."""
+    order = draws["unique_id"].unique()
+    wide = draws.pivot_table(index=["draw", "ds"], columns="unique_id", values=model)[list(order)]
+    return wide.to_numpy().reshape(draws["draw"].nunique(), -1, len(order))
+
+
+def test_files_against_the_draws(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, folder = run(table(), *KEYS, "--nonnegative", "--level", "80,95", "--draws", "40")
+    assert status == 0
+    printed = capsys.readouterr()
+    assert {p.name for p in folder.iterdir()} == {
+        "forecasts.csv",
+        "draws.csv",
+        "certificate.json",
+        "report.html",
+        "model",
+    }
+    draws = cube(pd.read_csv(folder / "draws.csv", float_precision="round_trip"))
+    assert draws.shape == (40, 6, 7)
+    assert draws.min() >= 0
+    gap = np.abs(draws[..., :3] - draws[..., 3:] @ S[:3].T)
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert certificate["feasible"] is True
+    assert (certificate["checked"], certificate["infeasible"]) == (41 * 6, 0)  # draws and mean
+    assert certificate["incoherence"]["relative"] == pytest.approx((gap / draws[..., :3]).max(), abs=1e-15)
+    assert certificate["incoherence"]["relative"] < 1e-9
+    assert certificate["incoherence"]["smallest_draw"] == pytest.approx(draws.min(), rel=1e-12)
+    assert certificate["after"]["largest"] == pytest.approx(draws.max(), rel=1e-12)
+    assert certificate["input_sha256"] == hashlib.sha256(Path("shop.csv").read_bytes()).hexdigest()
+    assert (certificate["seed"], certificate["rows"], certificate["nodes"]) == (0, 48, 7)
+    assert certificate["levels"] == {"total": 1, "total/state": 2, "total/state/region": 4}
+    assert "gluonts" in certificate["packages"]
+    frame = pd.read_csv(folder / "forecasts.csv", float_precision="round_trip")
+    assert frame["ds"].unique().tolist()[0] == "2022-01-01"
+    for column, value in {
+        "probhard-or": draws.mean(0),
+        "probhard-or-lo-95": np.percentile(draws, 2.5, axis=0),
+        "probhard-or-hi-80": np.percentile(draws, 90, axis=0),
+    }.items():
+        np.testing.assert_allclose(frame[column].to_numpy().reshape(7, 6).T, value, rtol=1e-9)
+    assert "all feasible" in printed.out
+    loaded = HierarchicalForecaster.load(folder / "model")
+    np.testing.assert_allclose(loaded.sample(6, 40), draws, rtol=1e-12)
+
+
+def test_baselines_by_hand(run: Any) -> None:
+    frame = table()
+    _, folder = run(frame, *KEYS)
+    scores = json.loads((folder / "certificate.json").read_text())["backtest"]["scores"]
+    assert list(scores) == ["probhard-or", "seasonal naive", "ETS bottom-up"]
+    wide = frame.pivot_table(index="date", columns=["state", "region"], values="sales").to_numpy() @ S.T  # (48, 7)
+    error = np.abs(wide[-6:] - wide[-18:-12])
+    assert scores["seasonal naive"]["crps"] == pytest.approx(error.sum() / wide[-6:].sum(), rel=1e-9)
+    levels = scores["seasonal naive"]["crps_levels"]
+    assert levels["total/state"] == pytest.approx(error[:, 1:3].sum() / wide[-6:, 1:3].sum(), rel=1e-9)
+    assert 0 < scores["ETS bottom-up"]["crps"] < scores["seasonal naive"]["crps"]
+
+
+def test_named_columns_and_parquet(run: Any, no_classical: None) -> None:
+    frame = table().rename(columns={"date": "when", "sales": "amount"}).assign(other=1.0)
+    names = ["--time-column", "when", "--target-column", "amount"]
+    status, folder = run(frame, *KEYS, *names, "--format", "parquet", "--draws", "5", "--seed", "3")
+    assert status == 0
+    polars = pytest.importorskip("polars", reason="reads the Parquet files")
+    assert polars.read_parquet(folder / "forecasts.parquet").height == 7 * 6
+    assert polars.read_parquet(folder / "draws.parquet").height == 7 * 6 * 5
+    assert json.loads((folder / "certificate.json").read_text())["seed"] == 3
+
+
+def test_configuration_file_and_precedence(run: Any, no_classical: None) -> None:
+    config = TINY[:-1] + ", horizon: 3, epochs: 1, keys: [state, region], level: [50], method: probhard-ob, lr: 0.003}"
+    status, folder = run(table(), "--horizon", "2", config=config)
+    assert status == 0
+    found = json.loads((folder / "certificate.json").read_text())
+    assert (found["horizon"], found["level"], found["method"]) == (2, [50.0], "probhard-ob")
+    assert found["network"]["lr"] == 0.003
+    assert "probhard-ob-lo-50" in pd.read_csv(folder / "forecasts.csv").columns
+
+
+def test_without_statsforecast(run: Any, no_classical: None, capsys: pytest.CaptureFixture[str]) -> None:
+    status, folder = run(table(), *KEYS)
+    assert status == 0
+    assert "ETS bottom-up was left out: A classical forecast needs statsforecast" in capsys.readouterr().err
+    assert "ETS bottom-up was left out" in (folder / "report.html").read_text()
+
+
+def test_gaps_leave_out_the_classical_row_only(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, folder = run(table().drop(index=[10, 60]), *KEYS)
+    assert status == 0
+    assert "ETS bottom-up was left out: Series" in capsys.readouterr().err
+    assert json.loads((folder / "certificate.json").read_text())["gaps"] == 2
+
+
+def test_infeasible_draws_are_told(run: Any, no_classical: None, capsys: pytest.CaptureFixture[str]) -> None:
+    status, folder = run(table(), *KEYS, "--method", "base")
+    assert status == 3
+    found = json.loads((folder / "certificate.json").read_text())
+    assert not found["feasible"]
+    assert found["infeasible"] == found["checked"] == 41 * 6
+    assert "NOT feasible" in capsys.readouterr().out
+    assert 'class="bad"' in (folder / "report.html").read_text()
+
+
+def stopping(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Ctrl-C in the first or second training."""
+    calls, fit = [], Forecaster.fit
+
+    def stopped(self: Forecaster, *args: Any, **options: Any) -> Forecaster:
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return fit(self, *args, **options)
+
+    monkeypatch.setattr(Forecaster, "fit", stopped)
+
+
+def test_interruption_of_the_backtest(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping(monkeypatch, 1)
+    status, folder = run(table(), *KEYS)
+    assert status == 130
+    assert "nothing was written" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_interruption_of_the_refit(
+    run: Any, no_classical: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping(monkeypatch, 2)
+    status, folder = run(table(), *KEYS)
+    assert status == 130
+    assert "Training on all rows was stopped: the forecasts start at 2021-12" in capsys.readouterr().err
+    assert "learned from the rows to 2021-06 only" in (folder / "report.html").read_text()
+    assert pd.read_csv(folder / "forecasts.csv")["ds"].min() == "2022-01-01"  # after the last row all the same
+    assert HierarchicalForecaster.load(folder / "model").data.index[-1] == pd.Period("2021-12", "M")
+
+
+@pytest.mark.parametrize(
+    ("options", "frame", "message"),
+    [
+        (["--keys", "state,city"], table(), "no column 'city'. --keys"),
+        ([], table(), "No --keys were given"),
+        ([*KEYS, "--time-column", "when"], table(), "no column 'when'"),
+        (KEYS, table().rename(columns={"date": "x1"}), "The column of the time was not found"),
+        (KEYS, table().assign(more=1.0), "The column of the target was not found"),
+        ([*KEYS, "--target-column", "none"], table(), "The column of the target was not found"),
+        (["--keys", "state,region", "--horizon", "24"], table(), "48 rows and the horizon 24"),
+        ([*KEYS, "--level", "80,many"], table(), "not a list of numbers"),
+        ([*KEYS, "--level", "180"], table(), "level 180"),
+        ([*KEYS, "--method", "magic"], table(), "method='magic'"),
+        ([*KEYS, "--format", "xlsx"], table(), "format='xlsx'"),
+        ([*KEYS, "--nonnegative"], table().assign(sales=-1.0), "outside its bounds"),
+        ([*KEYS, "--output", "run.yaml"], table(), "is a file"),
+        (KEYS, table().assign(sales=0.0), "nothing but zeros"),
+        (KEYS, table().drop(index=range(144, 188)), "'Total/B/z' starts within the last 6 rows"),
+    ],
+)
+def test_refusals(run: Any, capsys: pytest.CaptureFixture[str], options: list[str], frame: Any, message: str) -> None:
+    status, folder = run(frame, *options)
+    assert status == 2
+    assert message in capsys.readouterr().err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{horizons: 3}", "an option 'horizons'"),
+        ("[1, 2]", "holds no options"),
+        ("{hierarchy: 3}", "an option"),
+        ("{num_samples: many}", "num_samples is 'many'. It must be a whole number from 2"),
+        ("{batch_size: 2.5}", "batch_size is 2.5"),
+        ("{draws: 0.5}", "draws is 0.5"),
+        ("{hidden_size: 0}", "hidden_size is 0"),
+        ("{lr: fast}", "lr is 'fast'. It must be a positive number"),
+        ("{calibrate: 3}", "true or false"),
+        ("{upper: {Total: x}}", "numbers by the names of nodes"),
+        ("{family: student_t(1)}", "df = 1"),
+        ("{family: student_t}", "student_t(5) with its degrees of freedom"),
+    ],
+)
+def test_configurations_that_are_refused(
+    run: Any, capsys: pytest.CaptureFixture[str], config: str, message: str
+) -> None:
+    assert run(table(), *KEYS, config=config)[0] == 2
+    assert message in capsys.readouterr().err
+
+
+def test_heavy_tails_by_name(run: Any, no_classical: None) -> None:
+    status, folder = run(table(), *KEYS, config=TINY[:-1] + ", family: student_t(5), lr: 1e-3}")
+    assert status == 0
+    assert json.loads((folder / "certificate.json").read_text())["network"]["family"] == "student-t, df 5"
+    assert HierarchicalForecaster.load(folder / "model").network["family"] == student_t(5.0)
+
+
+@pytest.mark.parametrize("spoilt", ["", "Total", "<aggregated>"])
+def test_rows_of_aggregates_are_not_counted_twice(run: Any, capsys: pytest.CaptureFixture[str], spoilt: str) -> None:
+    frame = table()
+    sums = frame.groupby("date", as_index=False)["sales"].sum().assign(state=spoilt, region=spoilt)
+    assert run(pd.concat([frame, sums]), *KEYS)[0] == 2
+    assert "would count twice" in capsys.readouterr().err
+
+
+def test_a_short_history_leaves_out_the_classical_row_only(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("statsforecast")
+    config = TINY.replace("context_length: 6", "context_length: 2, lags_seq: [1]")
+    status, _ = run(table(rows=7), "--keys", "state,region", "--horizon", "1", "--epochs", "1", config=config)
+    assert status == 0
+    assert "AutoETS could not be fitted to 6 rows" in capsys.readouterr().err
+
+
+def test_names_and_files_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecast", "nowhere.csv", "--keys", "a"]) == 2
+    assert "nowhere.csv cannot be read" in capsys.readouterr().err
+    assert main(["forecast", "us-unemployment"]) == 2
+    assert "us-employment" in capsys.readouterr().err
+    assert main(["forecast", "us-employment", "--keys", "a"]) == 2
+    assert "Leave out --keys" in capsys.readouterr().err
+
+
+def test_held_out_rows() -> None:
+    from probhard.forecasting import load
+
+    train, test = module.held_out(load(), 12)
+    assert (str(train.index[-1]), str(test.index[0]), len(test.index)) == ("2014-12", "2015-01", 12)
+
+
+@pytest.mark.slow
+def test_embedded_data_within_a_minute(tmp_path: Path) -> None:
+    began = time.process_time()
+    assert main(["forecast", "--nonnegative", "--output", str(tmp_path / "out")]) == 0
+    assert time.process_time() - began < 60
+    found = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    scores = found["backtest"]["scores"]
+    assert found["incoherence"]["relative"] < 1e-9
+    assert scores["probhard-or"]["crps"] < scores["seasonal naive"]["crps"]

@@ -1,0 +1,224 @@
+"""The report page: charts against the numbers, names that try to be code, and a real browser at two widths."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from probhard.errors import MissingExtraError
+from probhard.forecasting import HierarchicalData
+from probhard.forecasting.report import backtest
+from probhard.forecasting.report import page as report
+from probhard.forecasting.report.backtest import Backtest
+from probhard.forecasting.report.page import Report
+
+EVIL = ["<script>window.hacked = 1</script>", '"><img src=x onerror="window.hacked = 2">', "{{ 7 * 7 }}", "</template>"]
+S = np.vstack([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], np.eye(4)])
+NAMES = ["Total", EVIL[0], "B" * 70, *EVIL[1:], "plain"]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Report:
+    """A page of a history with a gap, random draws and hostile names; no network is trained."""
+
+    def missing(*args: object) -> None:
+        raise MissingExtraError("statsforecast", "forecast", "A classical forecast")
+
+    monkeypatch.setattr(backtest, "base_forecast", missing)
+    random = np.random.default_rng(0)
+    bottom = 100 + 10 * np.arange(4) + random.normal(size=(40, 4)).cumsum(0)
+    bottom[20, 0] = np.nan
+    tags = {"total": NAMES[:1], "<b>level</b>": NAMES[1:3], "bottom": NAMES[3:]}
+    index = pd.period_range("2020-01", periods=40, freq="M")
+    data = HierarchicalData.from_matrix(bottom, S, index, NAMES, tags, season=12, name="<i>shop</i>")
+    train, test = backtest.held_out(data, 5)
+
+    def draws(start: np.ndarray) -> np.ndarray:
+        return (start + random.normal(size=(80, 5, 4)).cumsum(1)) @ S.T
+
+    tested = backtest.backtest("probhard-or", draws(bottom[-6]), train, test, [0.8, 0.95])
+    certificate = {
+        "feasible": True,
+        "checked": 405,
+        "infeasible": 0,
+        "incoherence": {"largest": 1e-13, "relative": 2.5e-16, "smallest_draw": 88.25},
+        "after": {"relative": 1e-15, "largest": 512345.6},
+        "tolerance": 1e-9,
+        "input": "<u>shop</u>.csv",
+        "input_sha256": "0" * 64,
+        "versions": {"probhard": "0.1.0"},
+        "packages": {},
+    }
+    settings = {"nonnegative": True, "seed": 0, "lags_seq": [1, 12], "note": "<u>x</u>", "upper": None}
+    notes = list(tested.left_out.values())
+    return Report(data, "probhard-or", [80.0, 95.0], draws(bottom[-1]), tested, certificate, settings, notes)
+
+
+class Parts(HTMLParser):
+    """Tags with their attributes, and texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def points(path: str) -> np.ndarray:
+    return np.array([[float(x) for x in pair.split(",")] for pair in re.findall(r"[ML]([-\d.]+,[-\d.]+)", path)])
+
+
+def test_page_is_one_file_and_names_are_texts(made: Report) -> None:
+    page = made.html()
+    parts = Parts(page)
+    assert [tag for tag, _ in parts.tags].count("script") == 1
+    assert not [tag for tag, _ in parts.tags if tag in ("img", "link", "iframe", "b", "u")]
+    assert not [attribute for _, found in parts.tags for attribute in found if attribute.startswith("on")]
+    assert not [found for _, found in parts.tags if "src" in found or "href" in found]
+    assert "http:" not in page
+    assert "https:" not in page
+    texts = " ".join(parts.texts)
+    assert all(name in texts for name in [*NAMES, "<i>shop</i>", "<b>level</b>", "<u>shop</u>.csv", "<u>x</u>"])
+    assert "statsforecast, which is not installed" in texts
+    assert texts.count("2.50e-16") == 1
+
+
+def test_tables_have_headers_and_charts_have_words(made: Report) -> None:
+    parts = Parts(made.html())
+    assert all(found.get("scope") in ("row", "col") for tag, found in parts.tags if tag == "th")
+    charts = [found for tag, found in parts.tags if tag == "svg"]
+    assert len(charts) == len(made.picked) + len(NAMES) + 1
+    assert all(found["role"] == "img" and found["aria-label"] for found in charts)
+
+
+def test_chart_shows_the_numbers(made: Report) -> None:
+    chart = made.chart(0)
+    total = made.data.values[-24:, 0]
+    observed = points(chart["observed"])
+    known = ~np.isnan(total)
+    assert len(observed) == known.sum() == 23  # one gap
+    assert chart["observed"].count("M") == 2
+    slope, start = np.polyfit(total[known], observed[:, 1], 1)
+    np.testing.assert_allclose(start + slope * total[known], observed[:, 1], atol=0.06)
+    assert slope < 0  # up is more
+    tested, forecast = chart["fans"]
+    for fan, draws, before in ((tested, made.tested.draws, total[-6]), (forecast, made.draws, total[-1])):
+        mean = np.append(before, draws[..., 0].mean(0))
+        np.testing.assert_allclose(points(fan["mean"])[:, 1], start + slope * mean, atol=0.15)
+        wide, narrow = (points(band)[:, 1] for band in fan["bands"])
+        upper = np.append(before, np.percentile(draws[..., 0], 97.5, axis=0))
+        lower = np.append(before, np.percentile(draws[..., 0], 2.5, axis=0))
+        np.testing.assert_allclose(wide, start + slope * np.append(upper, lower[::-1]), atol=0.15)
+        assert (narrow[1:6] > wide[1:6]).all()  # the 80 % band lies inside
+    assert [label for _, label in chart["periods"]][::3] == ["2021-05", "2023-09"]
+    for y, label in chart["ticks"]:
+        assert y == pytest.approx(start + slope * float(label), abs=0.15)
+
+
+def test_nodes_that_matter(made: Report) -> None:
+    nodes = [node for node, _, _ in made.picked]
+    assert nodes[0] == 0
+    assert 6 in nodes  # the largest bottom node
+    gain = made.tested.nodes["seasonal naive"] - made.tested.nodes["probhard-or"]
+    improved = [node for node, _, why in made.picked if why == "most improved"]
+    assert all(gain[node] > 0 for node in improved)
+    best = [int(level[np.argmax(gain[level])]) for level in made.data.levels.values()]
+    assert {node for node in best if gain[node] > 0} <= set(nodes)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (1234567.0, "1,234,567"), (12.3456, "12.35"), (4.8e-16, "4.80e-16"), (None, "–"), (-0.05, "-0.05000")],  # noqa: RUF001
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert report.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 1, ["0.0", "0.5", "1.0"]),
+        (135e3, 147e3, ["135k", "140k", "145k"]),
+        (-2e6, 7e6, ["-2M", "0M", "2M", "4M", "6M"]),
+        (3, 3, ["2.90", "2.95", "3.00", "3.05", "3.10"]),
+    ],
+)
+def test_axes(low: float, high: float, labels: list[str]) -> None:
+    bottom, top, ticks = report._axis(low, high)
+    assert bottom < low
+    assert top > high
+    assert [label for _, label in ticks] == labels
+
+
+def test_many_nodes_are_cut_to_the_largest(made: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_NODES", 3)
+    page = made.html()
+    assert page.count("<option") == page.count("<template") == 3
+    assert "The 4 smallest nodes" in page
+
+
+def test_left_out_and_record(made: Report) -> None:
+    assert isinstance(made.tested, Backtest)
+    record = made.tested.record()
+    assert list(record["scores"]) == ["probhard-or", "seasonal naive"]
+    assert "statsforecast" in record["left_out"]["ETS bottom-up"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser to drive")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("no chromium was found, so the page is not opened in a browser")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser(browser: Any, made: Report, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(made.html(), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(path.as_uri())
+    assert page.title() == "Forecast of <i>shop</i>"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shown = page.locator("#view .observed").get_attribute("d")
+    assert page.locator("#view strong").inner_text() == "Total"
+    for node, name in enumerate(NAMES[1:], 1):
+        page.select_option("#node", str(node))
+        assert page.locator("#view strong").inner_text() == name
+        assert page.locator("#view .observed").get_attribute("d") == made.chart(node)["observed"] != shown
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    tables = "[...document.querySelectorAll('.wide')].every(box => box.scrollWidth <= box.clientWidth)"
+    assert page.evaluate(tables)  # nothing is cut off
+    box = page.locator("#view svg").bounding_box()
+    assert box["width"] > 250
+    assert page.evaluate("window.hacked") is None
+    # the policy holds even if a script were let in
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 3'}))")
+    assert page.evaluate("window.hacked") is None
+    assert any("Content Security Policy" in text for text in noise)
+    assert len(noise) == 1
+    assert asked == [path.as_uri()]
+    page.close()
