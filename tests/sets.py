@@ -337,7 +337,7 @@ SETS: dict[str, Set] = {
     "smooth": Set(
         lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0)
     ),
-    "programme": Set(
+    "convex program": Set(
         lambda: ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
         6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], curved=True,
     ),

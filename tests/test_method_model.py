@@ -213,9 +213,9 @@ def test_linear_only_asks_the_constraint_for_its_linear_part():
     x, _ = data()
     forecast = ConstrainedModel(Backbone(), Curved(S), "probconserv").forecast(x)
     assert asked == [True]
-    assert forecast.constraint.rows == 1
+    assert forecast.constraint.row_count == 1
     asked.clear()
-    assert ConstrainedModel(Backbone(), Curved(S), "probhard-inf").forecast(x).constraint.rows == 3
+    assert ConstrainedModel(Backbone(), Curved(S), "probhard-inf").forecast(x).constraint.row_count == 3
     assert asked == []
 
 

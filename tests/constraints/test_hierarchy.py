@@ -28,7 +28,7 @@ from probhard import (
     LowRank,
     LowRankMetric,
 )
-from probhard.rows.children import child_sets, local_rows
+from probhard.rows.children import child_rows, child_sets
 
 DOUBLE = torch.float64
 
@@ -458,7 +458,7 @@ def test_child_sets_partition_the_bottoms(S):
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_local_rows_say_the_same(S):
     A = rows_of(S)
-    local, transform = (part.toarray() for part in local_rows(sp.csr_array(A)))
+    local, transform = (part.toarray() for part in child_rows(sp.csr_array(A)))
     np.testing.assert_array_equal(transform @ A, local)
     assert abs(np.linalg.det(transform)) == pytest.approx(1.0)
     assert (local != 0).sum() <= (A != 0).sum()
@@ -527,7 +527,7 @@ def test_fixed_nodes_hit_their_values(name, budget, metric):
 
 def _local_residual(S: np.ndarray, u: np.ndarray, nodes: list[int], values: torch.Tensor) -> np.ndarray:
     """Residuals of the local rows (a node less its children) and of the budget."""
-    local = local_rows(sp.csr_array(rows_of(S)))
+    local = child_rows(sp.csr_array(rows_of(S)))
     rows = rows_of(S) if local is None else local[0].toarray()
     return np.concatenate([rows @ u, u[nodes] - values.numpy()])
 

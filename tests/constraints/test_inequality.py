@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import probhard as ph
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, ShapeError
 from probhard.projection.lifting import lift
-from probhard.projection.parts import gather
+from probhard.projection.parts import parts_of
 from probhard.rows.disjoint import DisjointRows
 from sets import BATCH, DIAGONAL, INF, METRICS, SETS, TIGHT, TREE, Set, nearest, tensor, weighing
 
@@ -54,7 +54,7 @@ def test_projected_points_are_nearest_and_feasible(name, metric):
     chosen, cov = weighing(metric, entry.n)
     layer = ph.DPPL(chosen)
     z = spread(entry)
-    if entry.curved and metric not in DIAGONAL and name != "programme":
+    if entry.curved and metric not in DIAGONAL and name != "convex program":
         with pytest.raises(ParameterError, match="couples"):
             layer.project(z, constraint, dist=ph.LocationScale(z[0], cov))
         return
@@ -481,7 +481,7 @@ def test_other_rows_stay_rows(change):
 
 def test_one_row_is_searched_along():
     for constraint in (ph.LinearEquality(torch.ones(1, 6), 1.0) & ph.NonNegative(), ph.Simplex()):
-        assert isinstance(lift(gather(constraint, 6)).system.core, DisjointRows)
+        assert isinstance(lift(parts_of(constraint, 6)).system.core, DisjointRows)
     resolved = ph.Simplex(2.0).resolve(4)
     assert [type(part) for part in resolved.parts()] == [ph.Conservation, ph.NonNegative]
 

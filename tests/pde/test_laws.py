@@ -167,7 +167,7 @@ def test_gradients_with_exact_curvature_are_those_of_finite_differences(mass):
 def test_variances_of_block_rows_against_dense_algebra(same):
     """``diag(P S P^T)`` with ``P = I - W J^T (J W J^T)^-1 J``, and its gradients."""
     u = SMALL.solution(EXPONENTS).flatten(-2) + 0.1 * torch.rand(3, 125)
-    found = porous_medium_flux(SMALL, EXPONENTS).rows(u)
+    found = porous_medium_flux(SMALL, EXPONENTS).jacobian_rows(u)
     weight = (0.5 + torch.rand(3, 125)).requires_grad_()
     spread = weight if same else (0.5 + torch.rand(3, 125)).requires_grad_()
     matrix = found.dense()
@@ -204,7 +204,7 @@ def test_batches_and_single_fields_agree():
         alone = porous_medium_law(SMALL, float(m)).residual(u[1, i])
         torch.testing.assert_close(together.residual(u)[1, i], alone, rtol=1e-12, atol=1e-14)
     assert porous_medium_flux(SMALL, EXPONENTS).residual(u).shape == (2, 3, 4)
-    assert known_values(SMALL, EXPONENTS).rows == 25 + 4
+    assert known_values(SMALL, EXPONENTS).row_count == 25 + 4
 
 
 def test_wrong_input_is_refused():

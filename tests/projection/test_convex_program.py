@@ -16,7 +16,7 @@ from probhard.constraints.convex_program import ConvexProgram
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.projection.base import Options
 from probhard.projection.dispatch import projector_of
-from probhard.projection.parts import gather
+from probhard.projection.parts import parts_of
 
 cp = pytest.importorskip("cvxpy", reason="cvxpy is not installed; convex programs need probhard[cvx]")
 pytest.importorskip("cvxpylayers.torch", reason="cvxpylayers is not installed; convex programs need probhard[cvx]")
@@ -70,7 +70,7 @@ def entropic(u):
 
 def projector(constraint, weight: Covariance | Tensor, n: int = N) -> ProgramProjector:
     weight = Diagonal(weight) if isinstance(weight, Tensor) else weight
-    return ProgramProjector(gather(constraint, n), weight, Options())
+    return ProgramProjector(parts_of(constraint, n), weight, Options())
 
 
 def by_cvxpy(describe, z: Tensor, root: Tensor) -> Tensor:
@@ -471,7 +471,7 @@ def test_single_precision_in_and_out():
 def test_compiled_once_for_all_batches():
     first = projector(ConvexProgram(around, N, (randn(3, N),), ((N,),)), torch.ones(N))
     second = projector(ConvexProgram(around, N, (randn(7, 1, N, seed=1),), ((N,),)), rand(7, 2, N))
-    assert first.parts.programs[0].programme is second.parts.programs[0].programme
+    assert first.parts.convex_programs[0].compiled is second.parts.convex_programs[0].compiled
     assert compiled_of(first.terms, N, True) is compiled_of(second.terms, N, True)
     assert second.solve(randn(2, N)).value.shape == (7, 2, N)
 

@@ -15,7 +15,7 @@ import probhard as ph
 from probhard._util import jit
 from probhard.rows.elimination import Numbering, pairs_within, plan_elimination
 from probhard.solvers import active_set, forest
-from probhard.solvers.quadratic import Programme
+from probhard.solvers.quadratic import QuadraticProblem
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import bandwidth, growth, million
@@ -120,12 +120,12 @@ def test_forest_steps_are_those_of_active_sets(fan_out, monkeypatch):
     centre, weight = truth + 0.2 * torch.randn(count, n), torch.rand(count, n) + 0.1
     centre[:, -2], weight[:, -2] = truth[:, -2], 0.0
     lower, natural = torch.zeros(n).expand(count, n), weight.clamp(min=1e-12)
-    programme = Programme(core, torch.zeros(count, core.rows), centre, weight, natural, lower, upper)
-    assert forest.suits(programme)
+    problem = QuadraticProblem(core, torch.zeros(count, core.row_count), centre, weight, natural, lower, upper)
+    assert forest.suits(problem)
     side = torch.zeros(count, n, dtype=torch.int8)
-    found = active_set._iterate(programme, side, 12)
+    found = active_set._iterate(problem, side, 12)
     monkeypatch.setattr(forest, "suits", lambda _: False)
-    expected = active_set._iterate(programme, side, 12)
+    expected = active_set._iterate(problem, side, 12)
     assert torch.equal(found.done, expected.done)
     assert found.done.sum() > count // 4
     assert (found.side[found.done] != 0).any()

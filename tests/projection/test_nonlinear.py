@@ -331,18 +331,18 @@ def test_samples_and_batches_with_data_of_their_own():
 def test_finished_elements_are_left_alone(kind):
     constraint, z = curved(0.3, 1, 4, 1), randn(12, 4) * torch.logspace(-2, 0.5, 12)[:, None]
     weight = covariance(kind, 4)
-    state = newton.nearest(constraint, z, weight)
+    state = newton.solve(constraint, z, weight)
     assert len(state.steps.unique()) > 1
     for k in (0, 6, 11):
-        alone = newton.nearest(constraint, z[k : k + 1], weight)
+        alone = newton.solve(constraint, z[k : k + 1], weight)
         assert alone.steps[0] == state.steps[k]
         close(alone.u[0], state.u[k], 1e-12)
 
 
 def test_warm_start_takes_fewer_steps():
     constraint, z, weight = curved(0.1), randn(50, 5), ph.Diagonal(rand(5))
-    cold = newton.nearest(constraint, z, weight)
-    warm = newton.nearest(constraint, z, weight, start=cold.u + 1e-4 * randn(50, 5))
+    cold = newton.solve(constraint, z, weight)
+    warm = newton.solve(constraint, z, weight, start=cold.u + 1e-4 * randn(50, 5))
     assert warm.done.all()
     assert warm.steps.sum() < 0.9 * cold.steps.sum()
     close(warm.u, cold.u, 1e-7)
@@ -404,10 +404,10 @@ def test_a_point_alone_fares_as_in_a_batch():
     ball = ph.NonlinearEquality(lambda u: u.square().sum(-1, keepdim=True) - 1)
     z = randn(12, 10)
     z, variance = 0.05 * z / z.norm(dim=-1, keepdim=True), rand(12, 10).square()
-    together = newton.nearest(ball, z, ph.Diagonal(variance))
-    coupled = newton.nearest(ball, z, ph.LowRank(torch.zeros(12, 10, 1), variance))
+    together = newton.solve(ball, z, ph.Diagonal(variance))
+    coupled = newton.solve(ball, z, ph.LowRank(torch.zeros(12, 10, 1), variance))
     for i in range(12):
-        alone = newton.nearest(ball, z[i], ph.Diagonal(variance[i]))
+        alone = newton.solve(ball, z[i], ph.Diagonal(variance[i]))
         assert alone.done == together.done[i]
         torch.testing.assert_close(alone.u, together.u[i], rtol=1e-6, atol=1e-8)
     assert together.done.double().mean() > 0.9

@@ -151,7 +151,7 @@ def exact_penalty(z, weight, amount):
 
 
 def test_weights_may_range_over_twelve_orders_of_magnitude():
-    """A dynamic programme that kept slopes would be off by 1e-4 here."""
+    """A dynamic problem that kept slopes would be off by 1e-4 here."""
     generator = np.random.default_rng(0)
     for _ in range(60):
         z, weight = generator.normal(size=5), generator.choice([1e-12, 1e-6, 1.0], size=5)

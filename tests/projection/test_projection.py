@@ -121,7 +121,7 @@ def test_draws_of_a_full_covariance_have_the_projected_covariance():
     draws = projected.sample((200_000,), torch.Generator().manual_seed(1))
     expected = projected.cov.dense()
     assert (draws.T.cov() - expected).abs().max() < 0.02 * expected.abs().max()
-    assert torch.linalg.matrix_rank(expected) == n - constraint.rows
+    assert torch.linalg.matrix_rank(expected) == n - constraint.row_count
 
 
 @pytest.mark.parametrize("metric", METRICS)

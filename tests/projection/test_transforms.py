@@ -112,7 +112,7 @@ def test_freeze_is_one_matrix_product(constraint, metric):
     projected = layer((mean, stddev), constraint)
     torch.testing.assert_close(frozen(mean), projected.mean, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(frozen.variance(stddev.square()), projected.variance, rtol=1e-9, atol=1e-10)
-    assert set(frozen.state_dict()) == {"projector", "offset"}
+    assert set(frozen.state_dict()) == {"matrix", "offset"}
     program = torch.export.export(frozen, (mean,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
     assert constraint.relative_violation(program.module()(randn(9, n))).max() < 1e-11
 

@@ -11,7 +11,7 @@ from probhard.laws.covariance import Diagonal
 from probhard.pde.problems import PROBLEMS
 from probhard.projection.base import Options
 from probhard.projection.dispatch import projector_of
-from probhard.projection.parts import gather
+from probhard.projection.parts import parts_of
 from probhard.projection.polyhedral import FaceProjector
 from probhard.projection.profiles import PooledProjector
 
@@ -105,7 +105,7 @@ def test_fields_agree_with_active_sets():
     z, weight = points(20, slices=3)
     fast = projector_of(constraint, z, Diagonal(weight), Options())
     assert isinstance(fast, PooledProjector)
-    slow = FaceProjector(gather(constraint, z.shape[-1]), Diagonal(weight), Options())
+    slow = FaceProjector(parts_of(constraint, z.shape[-1]), Diagonal(weight), Options())
     torch.testing.assert_close(fast.solve(z).value, slow.solve(z).value, rtol=0, atol=1e-9)
 
 

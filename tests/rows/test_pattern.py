@@ -40,7 +40,7 @@ def test_banded_rows_agree_with_dense_ones(metric, given):
     mean, stddev = 0.5 + 0.3 * randn(2, n), rand(2, n)
     sparse = ph.NonlinearEquality(neighbours, args, entries if given else None, pattern)
     dense = ph.NonlinearEquality(neighbours, args)
-    assert "sparse" in sparse.rows(mean).algorithm
+    assert "sparse" in sparse.jacobian_rows(mean).algorithm
     torch.testing.assert_close(sparse.jacobian(mean), dense.jacobian(mean))
     results = []
     for constraint in (sparse, dense):
@@ -64,7 +64,7 @@ def test_disjoint_rows_take_one_product():
     args = (rand(3, n // 2) + 0.5,)
     sparse, dense = ph.NonlinearEquality(pairs, args, pattern=pattern), ph.NonlinearEquality(pairs, args)
     mean, stddev = randn(3, n), rand(3, n)
-    assert "disjoint" in sparse.rows(mean).algorithm
+    assert "disjoint" in sparse.jacobian_rows(mean).algorithm
     first, second = ph.DPPL()((mean, stddev), sparse), ph.DPPL()((mean, stddev), dense)
     torch.testing.assert_close(first.mean, second.mean, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(first.variance, second.variance, rtol=1e-7, atol=1e-9)

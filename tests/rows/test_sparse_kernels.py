@@ -60,7 +60,7 @@ def leaf(x):
 @pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 16), (kernels.LANES + 1,), (3, kernels.LANES)])
 @pytest.mark.parametrize("shared", [True, False])
 def test_moments_and_their_gradients(structure, batch, shared):
-    n, q = structure.variables, structure.rows
+    n, q = structure.variables, structure.row_count
     z, w = leaf(randn(*batch, n)), leaf(rand(*batch, n))
     b = leaf(randn(q) if shared else randn(*batch, q))
     factor = structure.factor(w)
@@ -77,7 +77,7 @@ def test_pivots_are_those_of_the_permuted_matrix(structure):
     w = rand(7, structure.variables)
     columns = structure.plan.columns
     order = columns.row[columns.start[:-1]]
-    assert sorted(order) == list(range(structure.rows))
+    assert sorted(order) == list(range(structure.row_count))
     A = structure.dense().numpy()[order]
     root = np.linalg.cholesky((A * w.numpy()[:, None]) @ A.T)
     np.testing.assert_allclose(structure.factor(w).pivots(), np.einsum("bii->bi", root) ** 2, rtol=1e-10)
@@ -86,18 +86,18 @@ def test_pivots_are_those_of_the_permuted_matrix(structure):
 @needs_numba
 def test_inverse_and_its_derivative_on_the_pattern(structure):
     """Z and Z G Z at every entry of the pattern, for a G that has nothing to do with W."""
-    program, columns = structure.program, structure.plan.columns
+    tables, columns = structure.kernel_tables, structure.plan.columns
     w, g = rand(4, structure.variables), randn(4, structure.variables)
     A = structure.dense()
     Z = torch.linalg.inv(A @ torch.diag_embed(w) @ A.mT)
     N = Z @ A @ torch.diag_embed(g) @ A.mT @ Z
     column = np.repeat(columns.row[columns.start[:-1]], np.diff(columns.start))
 
-    factor, _ = kernels.factorise(program, w.numpy(), 4)
+    factor, _ = kernels.factorise(tables, w.numpy(), 4)
     inverse, slope = np.empty_like(factor[0]), np.empty_like(factor[0])
-    kernels._invert(program, factor[0], inverse)
-    kernels._assemble(program, np.ascontiguousarray(g.numpy().T), slope)
-    kernels._differentiate(program, factor[0], inverse, slope, np.empty((structure.rows, 4)))
+    kernels._invert(tables, factor[0], inverse)
+    kernels._assemble(tables, np.ascontiguousarray(g.numpy().T), slope)
+    kernels._differentiate(tables, factor[0], inverse, slope, np.empty((structure.row_count, 4)))
     np.testing.assert_allclose(inverse.T, Z.numpy()[:, columns.row, column], rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(slope.T, N.numpy()[:, columns.row, column], rtol=1e-8, atol=1e-9)
 
@@ -108,11 +108,11 @@ def test_inverse_and_its_derivative_on_the_pattern(structure):
 )
 def test_solve_and_its_gradients(structure, weights, points):
     """Samples over a batch, samples over one weight, and shapes that broadcast in the middle."""
-    w, r = leaf(rand(*weights, structure.variables)), leaf(randn(*points, structure.rows))
+    w, r = leaf(rand(*weights, structure.variables)), leaf(randn(*points, structure.row_count))
     A = structure.dense()
     found = structure.factor(w).solve(r)
     expected = torch.linalg.solve(A @ torch.diag_embed(w) @ A.mT, r.unsqueeze(-1)).squeeze(-1)
-    pull = randn(*points, structure.rows)
+    pull = randn(*points, structure.row_count)
     for a, c in zip(
         (found, *torch.autograd.grad(found, (r, w), pull)), (expected, *torch.autograd.grad(expected, (r, w), pull))
     ):
@@ -141,7 +141,7 @@ def test_first_and_second_derivatives_of_the_layer():
 def test_batched_cotangents_and_forward_mode(structure):
     """What the kernels cannot serve goes through torch, with the same numbers."""
     n = structure.variables
-    z, w, b = leaf(randn(3, n)), leaf(rand(3, n)), randn(structure.rows)
+    z, w, b = leaf(randn(3, n)), leaf(rand(3, n)), randn(structure.row_count)
     outputs = structure.factor(w).moments(z, b, w)
     pulls = [randn(2, 3, n), randn(2, 3, n)]
     found = torch.autograd.grad(outputs, (z, w), pulls, is_grads_batched=True, retain_graph=True)
@@ -165,7 +165,7 @@ def test_certain_variables_stay_and_have_no_gradient(structure):
     w = rand(5, n)
     w[:, 3] = 0
     z, w = leaf(randn(5, n)), leaf(w)
-    mean, scale = structure.factor(w).moments(z, randn(structure.rows), w)
+    mean, scale = structure.factor(w).moments(z, randn(structure.row_count), w)
     assert torch.equal(mean[:, 3], z[:, 3])
     assert scale[:, 3].tolist() == [0.0] * 5
     (gradient,) = torch.autograd.grad(scale.sum(), w)
@@ -177,7 +177,7 @@ def test_certain_variables_stay_and_have_no_gradient(structure):
 
 def test_without_numba_torch_gives_the_same_numbers(structure, monkeypatch):
     n = structure.variables
-    z, w, b = leaf(randn(5, n)), leaf(rand(5, n)), randn(structure.rows)
+    z, w, b = leaf(randn(5, n)), leaf(rand(5, n)), randn(structure.row_count)
     expected = dense_moments(structure.dense(), z, w, b)
     monkeypatch.setattr(jit, "AVAILABLE", False)
     factor = structure.factor(w)
@@ -250,11 +250,11 @@ def test_other_values_leave_no_trace_of_the_first():
     structure.map.apply(x), structure.map.magnitude(x)
     values = rand(structure.map.value.shape[0])
     other = structure.with_values(values)
-    dense = torch.zeros(structure.rows, structure.variables)
+    dense = torch.zeros(structure.row_count, structure.variables)
     dense[structure.map.row, structure.map.column] = values
     torch.testing.assert_close(other.map.apply(x), x @ dense.mT)
     torch.testing.assert_close(other.map.magnitude(x), x.abs() @ dense.abs().mT)
-    w, r = rand(3, structure.variables), randn(3, structure.rows)
+    w, r = rand(3, structure.variables), randn(3, structure.row_count)
     expected = torch.linalg.solve(dense @ torch.diag_embed(w) @ dense.mT, r.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(other.factor(w).solve(r), expected, rtol=1e-9, atol=1e-10)
 
@@ -274,7 +274,7 @@ def test_many_points_of_a_tree_under_a_fixed_metric(dtype, budget):
     few = [layer((inputs[0][0, i], inputs[1][0, i]), constraint) for i in range(3)]
     tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(found.scale[0, :3], torch.stack([one.scale for one in few]), **tolerance)
-    P = layer.freeze(constraint.to(torch.float64)).projector
+    P = layer.freeze(constraint.to(torch.float64)).matrix
     variance = inputs[1].double().square()
     if budget:
         assert found.scale[..., 3].tolist() == [[0.0] * 40] * 2

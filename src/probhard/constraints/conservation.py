@@ -95,7 +95,7 @@ class Conservation(LinearEquality):
         return cls(weights, mass)
 
 
-def conservation_blocks(weights: Tensor, rows: int) -> LinearSystem:
+def conservation_blocks(weights: Tensor, row_count: int) -> LinearSystem:
     """One conservation row per block of variables, made ready once for each tensor of weights."""
 
     def build() -> LinearSystem:
@@ -106,6 +106,6 @@ def conservation_blocks(weights: Tensor, rows: int) -> LinearSystem:
                     "All conservation weights are zero.", "The row says nothing.", "Check the grid spacing."
                 )
         # a copy: what is remembered must not keep the caller's tensor alive
-        return LinearSystem.blocks(weights if weights.requires_grad else weights.clone(), rows)
+        return LinearSystem.blocks(weights if weights.requires_grad else weights.clone(), row_count)
 
-    return build() if weights.requires_grad else remembered(weights, rows, build)
+    return build() if weights.requires_grad else remembered(weights, row_count, build)

@@ -68,16 +68,16 @@ class ConvexProgram(Constraint):
                 "They belong to one batch and must broadcast, from the right.",
                 "Give them the same leading dimensions.",
             ) from error
-        self.programme = _structure(describe, int(variables), shapes)
+        self.compiled = _structure(describe, int(variables), shapes)
 
     @property
     def variables(self) -> int:
-        return self.programme.variables
+        return self.compiled.variables
 
     @property
     def batch_shape(self) -> torch.Size:
         """Batch dimensions of the data."""
-        return broadcast((), *self._batches(self.programme.shapes))
+        return broadcast((), *self._batches(self.compiled.shapes))
 
     @property
     def algorithm(self) -> str:
@@ -85,15 +85,15 @@ class ConvexProgram(Constraint):
 
     def residual(self, u: Tensor) -> Tensor:
         self.check_event(u, "The point")
-        known, other = self.programme.rows, self._evaluated(u, excess=False)
+        known, other = self.compiled.equations, self._evaluated(u, excess=False)
         rows, right = torch.from_numpy(known[0]).to(u), torch.from_numpy(known[1]).to(u)
         return torch.cat([(u @ rows.mT - right).expand(*other.shape[:-1], -1), other], -1)
 
     def scale(self, u: Tensor) -> Tensor:
-        rows, right = (torch.from_numpy(np.abs(x)).to(u) for x in self.programme.rows)
+        rows, right = (torch.from_numpy(np.abs(x)).to(u) for x in self.compiled.equations)
         lead = broadcast(u.shape[:-1], self.batch_shape)
         known = (u.abs() @ rows.mT + right).expand(*lead, -1)
-        return torch.cat([known, self._size(u).expand(*lead, self.programme.evaluated)], -1)
+        return torch.cat([known, self._size(u).expand(*lead, self.compiled.evaluated)], -1)
 
     def excess(self, u: Tensor) -> Tensor:
         self.check_event(u, "The point")
@@ -101,7 +101,7 @@ class ConvexProgram(Constraint):
 
     def excess_scale(self, u: Tensor) -> Tensor:
         lead = broadcast(u.shape[:-1], self.batch_shape)
-        return self._size(u).expand(*lead, len(self.programme.inequalities))
+        return self._size(u).expand(*lead, len(self.compiled.inequalities))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         twin = object.__new__(type(self))
@@ -109,7 +109,7 @@ class ConvexProgram(Constraint):
         return twin
 
     def __repr__(self) -> str:
-        name = getattr(self.programme.describe, "__name__", type(self.programme.describe).__name__)
+        name = getattr(self.compiled.describe, "__name__", type(self.compiled.describe).__name__)
         return f"ConvexProgram({name}, variables={self.variables})"
 
     def _batches(self, shapes: Shapes) -> list[torch.Size]:
@@ -121,7 +121,7 @@ class ConvexProgram(Constraint):
 
     def _evaluated(self, u: Tensor, excess: bool) -> Tensor:
         """What cvxpy says at each point: violations, or residuals of the equalities that hold parameters."""
-        structure = self.programme
+        structure = self.compiled
         lead = broadcast(u.shape[:-1], self.batch_shape)
         count = len(structure.inequalities) if excess else structure.evaluated
         if not count:
@@ -153,7 +153,7 @@ class ProgramStructure:
         fixed = [c.expr for c in equal if not c.parameters()]
         matrices = [np.zeros((0, variables)), *(_slope(expression, self._u) for expression in fixed)]
         offsets = [np.zeros(0), *(-np.ravel(expression.value, order="F") for expression in fixed)]
-        self.rows = np.concatenate(matrices), np.concatenate(offsets)  # A (q, n) and b (q,)
+        self.equations = np.concatenate(matrices), np.concatenate(offsets)  # A (q, n) and b (q,)
 
     def constraints(self, u: Any, parameters: list[Any]) -> list[Any]:
         """The description of a variable, checked."""

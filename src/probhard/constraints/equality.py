@@ -44,12 +44,12 @@ class LinearEquality(Constraint):
         self.system = system
         right = reals("The right-hand side b", b)
         if right.dim() == 0:
-            right = right.expand(system.rows)
-        if right.shape[-1] != system.rows:
+            right = right.expand(system.row_count)
+        if right.shape[-1] != system.row_count:
             raise ShapeError(
-                f"b has shape {tuple(right.shape)}, A has {system.rows} rows.",
+                f"b has shape {tuple(right.shape)}, A has {system.row_count} rows.",
                 "There is one right-hand side per row, in the last dimension.",
-                f"Give b the shape (*batch, {system.rows}).",
+                f"Give b the shape (*batch, {system.row_count}).",
             )
         self.b = right
         broadcast_batch(system.batch_shape, self.b.shape[:-1], "A", "b")
@@ -79,9 +79,9 @@ class LinearEquality(Constraint):
         return broadcast(self.system.batch_shape, self.b.shape[:-1])
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Number of rows q."""
-        return self.system.rows
+        return self.system.row_count
 
     @property
     def algorithm(self) -> str:
@@ -133,25 +133,25 @@ class LinearEquality(Constraint):
         return LinearEquality.from_system(system, b, rank)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(rows={self.rows}, variables={self.variables}, algorithm={self.algorithm!r})"
+        return f"{type(self).__name__}(rows={self.row_count}, variables={self.variables}, algorithm={self.algorithm!r})"
 
     def _check_redundancy(self) -> None:
         found = self.system.redundancy
         if found is None:
             return
-        names = _words(found.rows)
+        names = _words(found.dependent)
         source = _words(np.flatnonzero(np.abs(found.combination).max(0) > 0), found.others)
         b = self.b.detach().double()
         combination = torch.from_numpy(found.combination).to(b.device)
         implied = b[..., torch.from_numpy(found.others)] @ combination.mT
-        gap = (b[..., torch.from_numpy(found.rows)] - implied).abs()
+        gap = (b[..., torch.from_numpy(found.dependent)] - implied).abs()
         tolerance = 1e-9 if self.b.dtype == torch.float64 else 1e-5
         bound = tolerance * (1 + b.abs().amax(-1, keepdim=True))
         if checking() and bool((gap > bound).any()):
             where = [int(i) for i in (gap > bound).nonzero()[0]]
             at = f" in batch element {tuple(where[:-1])}" if len(where) > 1 else ""
             raise InfeasibleError(
-                f"Row {found.rows[where[-1]]} contradicts rows {source}: it misses what they imply by "
+                f"Row {found.dependent[where[-1]]} contradicts rows {source}: it misses what they imply by "
                 f"{float(gap.max()):.4g}{at}.",
                 "No point satisfies all of them.",
                 "Correct b, or leave out the row.",

@@ -1,6 +1,6 @@
 """Coherent sums: every aggregate equals the sum of its bottom series, ``[I | -S] u = 0`` (paper, equation "tscons").
 
-Rows are rewritten locally (``structure.local``), so trees cost O(n) and crossed hierarchies keep small blocks.
+Rows are rewritten locally (``structure.children``), so trees cost O(n) and crossed hierarchies keep small blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from probhard.constraints.equality import LinearEquality, scipy_from_sparse
 from probhard.errors import ParameterError, ShapeError
 from probhard.rows.base import SparseMap
-from probhard.rows.children import local_rows
+from probhard.rows.children import child_rows
 from probhard.rows.system import LinearSystem
 
 
@@ -96,8 +96,8 @@ class Hierarchy(LinearEquality):
 
     def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:
         matrix, b, held = super().stackable()
-        local = local_rows(matrix)
-        return (matrix if local is None else local[0]), b, held
+        children = child_rows(matrix)
+        return (matrix if children is None else children[0]), b, held
 
     @classmethod
     def from_frame(cls, frame: Any, spec: Sequence[Sequence[str]], **options: Any) -> Hierarchy:

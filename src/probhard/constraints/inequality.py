@@ -19,7 +19,7 @@ from probhard.laws.covariance import check_finite
 from probhard.rows.base import DenseMap, OnDevice, SparseMap
 
 
-class InequalityRows(OnDevice):
+class PreparedRows(OnDevice):
     """The rows G made ready once: their map, and those of a single variable told apart."""
 
     def __init__(self, matrix: sp.csr_array | Tensor) -> None:
@@ -60,16 +60,16 @@ class LinearInequality(Constraint):
             )
         self._set(_rows_of(matrix), d)
 
-    def _set(self, rows: InequalityRows, d: Any) -> None:
-        self.rows = rows
+    def _set(self, rows: PreparedRows, d: Any) -> None:
+        self.prepared = rows
         right = reals("d", d)
         if right.dim() == 0:
-            right = right.expand(rows.map.rows)
-        if right.shape[-1] != rows.map.rows:
+            right = right.expand(rows.map.row_count)
+        if right.shape[-1] != rows.map.row_count:
             raise ShapeError(
-                f"d has shape {tuple(right.shape)}, G has {rows.map.rows} rows.",
+                f"d has shape {tuple(right.shape)}, G has {rows.map.row_count} rows.",
                 "There is one right-hand side per row, in the last dimension.",
-                f"Give d the shape (*batch, {rows.map.rows}).",
+                f"Give d the shape (*batch, {rows.map.row_count}).",
             )
         self.d = right
         broadcast_batch(rows.batch_shape, right.shape[:-1], "G", "d")
@@ -77,7 +77,7 @@ class LinearInequality(Constraint):
             raise ParameterError("d has NaN entries.", "Nothing can be compared with them.", "Use inf for no bound.")
 
     @classmethod
-    def from_rows(cls, rows: InequalityRows, d: Any) -> LinearInequality:
+    def from_rows(cls, rows: PreparedRows, d: Any) -> LinearInequality:
         """From rows made ready before."""
         constraint = object.__new__(LinearInequality)
         constraint._set(rows, d)
@@ -92,7 +92,7 @@ class LinearInequality(Constraint):
 
     @property
     def variables(self) -> int:
-        return self.rows.map.variables
+        return self.prepared.map.variables
 
     @property
     def algorithm(self) -> str:
@@ -100,13 +100,13 @@ class LinearInequality(Constraint):
 
     def excess(self, u: Tensor) -> Tensor:
         self.check_event(u, "The point")
-        return self.rows.map.at(u).apply(u) - self.d.to(u)
+        return self.prepared.map.at(u).apply(u) - self.d.to(u)
 
     def excess_scale(self, u: Tensor) -> Tensor:
-        return self.rows.map.at(u).magnitude(u) + self.d.to(u).abs()
+        return self.prepared.map.at(u).magnitude(u) + self.d.to(u).abs()
 
     def resolve(self, n: int) -> Constraint:
-        rows = self.rows
+        rows = self.prepared
         if rows.matrix is None or rows.rest is None or rows.single is None:
             return self
         parts: list[Constraint] = []
@@ -128,7 +128,7 @@ class LinearInequality(Constraint):
 
     def _bounds(self, single: np.ndarray) -> Box:
         """Rows of one variable as bounds."""
-        matrix = self.rows.matrix
+        matrix = self.prepared.matrix
         assert matrix is not None
         d, n = self.d, self.variables
         lower = torch.full((*d.shape[:-1], n), -torch.inf, dtype=d.dtype, device=d.device)
@@ -155,7 +155,7 @@ class LinearInequality(Constraint):
         return twin
 
     def __repr__(self) -> str:
-        return f"LinearInequality(rows={self.rows.map.rows}, variables={self.variables})"
+        return f"LinearInequality(rows={self.prepared.map.row_count}, variables={self.variables})"
 
 
 class Profiles(Constraint):
@@ -314,24 +314,24 @@ def _slices(slices: int) -> str:
     return "" if slices == 1 else f", slices={slices}"
 
 
-def _rows_of(matrix: Any) -> InequalityRows:
+def _rows_of(matrix: Any) -> PreparedRows:
     if not isinstance(matrix, Tensor):
-        return InequalityRows(sp.csr_array(matrix))
+        return PreparedRows(sp.csr_array(matrix))
     if matrix.layout != torch.strided:
-        return remembered(matrix, "inequality", lambda: InequalityRows(scipy_from_sparse(matrix)))
+        return remembered(matrix, "inequality", lambda: PreparedRows(scipy_from_sparse(matrix)))
     if matrix.requires_grad or matrix.dim() > 2 or not checking():
         if checking():
             check_finite("The matrix G", matrix)
-        return InequalityRows(matrix)
-    build = lambda: InequalityRows(sp.csr_array(matrix.cpu().double().numpy()))  # noqa: E731
+        return PreparedRows(matrix)
+    build = lambda: PreparedRows(sp.csr_array(matrix.cpu().double().numpy()))  # noqa: E731
     return remembered(matrix, "inequality", build)
 
 
-def _kept(rows: InequalityRows) -> InequalityRows:
+def _kept(rows: PreparedRows) -> PreparedRows:
     """The rows of more than one variable, made ready once."""
     if "_several" not in vars(rows):
         assert rows.matrix is not None
-        vars(rows)["_several"] = InequalityRows(sp.csr_array(rows.matrix[rows.rest]))
+        vars(rows)["_several"] = PreparedRows(sp.csr_array(rows.matrix[rows.rest]))
     return vars(rows)["_several"]
 
 

@@ -70,9 +70,9 @@ class NonlinearEquality(Constraint):
         if self.linearise is not None:
             return self.linearise(u, *self._args(u))
         h = self.residual(u)
-        return h, self.rows(u, h.shape[-1])
+        return h, self.jacobian_rows(u, h.shape[-1])
 
-    def rows(self, u: Tensor, count: int | None = None) -> Structure:
+    def jacobian_rows(self, u: Tensor, count: int | None = None) -> Structure:
         """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
         if self.linearise is not None:
             return self.linearise(u, *self._args(u))[1]
@@ -90,7 +90,7 @@ class NonlinearEquality(Constraint):
         ``count`` is q where it is known, to save an evaluation.
         """
         if self.pattern is not None:
-            return self.rows(u).dense()
+            return self.jacobian_rows(u).dense()
         rows, variables = self.residual(u).shape[-1] if count is None else count, u.shape[-1]
         if self.given_jacobian is not None:
             return self._given(u, (*u.shape[:-1], rows, variables))
@@ -131,13 +131,13 @@ class NonlinearEquality(Constraint):
 
         def slope(point: Tensor) -> Tensor:
             if self.linearise is not None:  # derivatives of a formula cost a fraction of derivatives of derivatives
-                return self.rows(point).transpose(multiplier)
+                return self.jacobian_rows(point).transpose(multiplier)
             return torch.func.grad(lambda p: (multiplier * self.residual(p)).sum())(point)
 
         return torch.func.jvp(slope, (u.contiguous(),), (x.contiguous(),))[1]
 
     def scale(self, u: Tensor) -> Tensor:
-        return self.rows(u).magnitude(u.abs() + 1e-8)
+        return self.jacobian_rows(u).magnitude(u.abs() + 1e-8)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)

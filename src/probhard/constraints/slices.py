@@ -13,7 +13,7 @@ from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, conservation_blocks
 from probhard.constraints.curved import Ball, NonlinearInequality
 from probhard.constraints.equality import LinearEquality
-from probhard.constraints.inequality import InequalityRows, LinearInequality, Monotone, Simplex
+from probhard.constraints.inequality import LinearInequality, Monotone, PreparedRows, Simplex
 from probhard.constraints.intersection import Intersection
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.semicontinuous import Semicontinuous
@@ -79,13 +79,13 @@ def _linear(constraint: LinearEquality, slices: int, width: int) -> LinearEquali
 
 
 def _inequality(constraint: LinearInequality, slices: int) -> LinearInequality:
-    if constraint.rows.matrix is None:
+    if constraint.prepared.matrix is None:
         raise ParameterError(
             "per_slice cannot lift rows that differ between batch elements.",
             "One pattern serves all slices.",
             "Build the field's rows directly.",
         )
-    lifted = InequalityRows(sp.csr_array(sp.kron(sp.eye_array(slices), constraint.rows.matrix)))
+    lifted = PreparedRows(sp.csr_array(sp.kron(sp.eye_array(slices), constraint.prepared.matrix)))
     return LinearInequality.from_rows(lifted, _rows_in_time(constraint.d, slices))
 
 

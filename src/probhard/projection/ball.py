@@ -14,7 +14,7 @@ from probhard.constraints.curved import Ball
 from probhard.errors import broadcast
 from probhard.laws.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
-from probhard.projection.parts import Gathered
+from probhard.projection.parts import Parts
 from probhard.tangent import Differential
 
 STEPS = 60
@@ -24,9 +24,9 @@ class BallProjector(Projector):
     """One ball and nothing else."""
 
     moments_from = "monte-carlo"
-    equalities = False
+    has_equalities = False
 
-    def __init__(self, parts: Gathered, weight: Diagonal, options: Options) -> None:
+    def __init__(self, parts: Parts, weight: Diagonal, options: Options) -> None:
         (ball,) = parts.curved
         assert isinstance(ball, Ball)
         self.ball, self.weight = ball, weight.variance.to(torch.float64)

@@ -40,7 +40,7 @@ class Projector(ABC):
     """Projects points on one constraint under one weight."""
 
     moments_from = "delta"  # where "auto" takes moments from: "delta", "censored" or "monte-carlo"
-    equalities = True  # whether there are equalities among the constraints
+    has_equalities = True  # whether there are equalities among the constraints
     local = False  # whether the set is not convex: means of its points may lie outside
 
     @abstractmethod

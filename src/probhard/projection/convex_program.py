@@ -30,7 +30,7 @@ from probhard.constraints.variation import TotalVariationPenalty
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, broadcast, checking
 from probhard.laws.covariance import Covariance, Dense, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
-from probhard.projection.parts import Gathered
+from probhard.projection.parts import Parts
 from probhard.solvers.cone import ConeSolver, Report
 from probhard.tangent import Differential, tangent_of
 
@@ -58,7 +58,7 @@ class ProgramProjector(Projector):
 
     moments_from = "monte-carlo"
 
-    def __init__(self, parts: Gathered, weight: Covariance, options: Options) -> None:
+    def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
         if parts.nonlinear is not None or parts.curved or parts.diminishing is not None:
             raise ParameterError(
                 f"The constraint {parts.constraint!r} joins a ConvexProgram with functions of torch.",
@@ -66,7 +66,7 @@ class ProgramProjector(Projector):
                 "Write the functions in the description, such as cvxpy.norm(u) <= radius for a Ball.",
             )
         self.parts, self.options = parts, options
-        self.equalities = parts.linear is not None
+        self.has_equalities = parts.linear is not None
         self.weight, self.root = _rooted(weight)
         self.terms = _terms(parts)
         self.held = None if parts.linear is None else parts.linear.system.held
@@ -205,17 +205,17 @@ def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
     return Dense(factor), torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
 
 
-def _terms(parts: Gathered) -> list[Term]:
+def _terms(parts: Parts) -> list[Term]:
     """Everything to satisfy, in cvxpy's terms."""
     cp = cvx("cvxpy")
     like = torch.empty(0, dtype=torch.float64)
     terms = []
-    for program in parts.programs:
+    for program in parts.convex_programs:
         assert isinstance(program, ConvexProgram)
-        make = program.programme.constraints
+        make = program.compiled.constraints
         data = tuple(x.to(like) for x in program.args)
         build = lambda u, *p, make=make: make(u, list(p))  # noqa: E731
-        terms.append(Term((program.programme,), build, data, program.programme.shapes))
+        terms.append(Term((program.compiled,), build, data, program.compiled.shapes))
     if parts.linear is not None:
         system, linear = parts.linear.system, parts.linear.to(like)
         kept = slice(None) if system.redundancy is None else torch.from_numpy(system.redundancy.others)
@@ -227,12 +227,12 @@ def _terms(parts: Gathered) -> list[Term]:
             mask, value = finite[..., index].to(like), torch.where(finite, sign * bound, -1.0)[..., index]
             beyond = lambda u, m, b, i=index, s=sign: [cp.multiply(m, s * u[i]) >= b]  # noqa: E731
             terms.append(Term((">=", sign, *index), beyond, (mask, value), ((len(index),),) * 2))
-    for inequality in parts.rows:
-        matrix, d = inequality.rows.map.at(like).dense(), inequality.d.to(like)
+    for inequality in parts.inequalities:
+        matrix, d = inequality.prepared.map.at(like).dense(), inequality.d.to(like)
         finite = torch.isfinite(d)
         if not bool(finite.all()):  # rows without a bound in some element become 0 <= 1 there
             matrix, d = matrix * finite.unsqueeze(-1), torch.where(finite, d, 1.0)
-        terms.append(_rows(("<=", inequality.rows), matrix, d, lambda x, d: x <= d, bool(finite.all())))
+        terms.append(_rows(("<=", inequality.prepared), matrix, d, lambda x, d: x <= d, bool(finite.all())))
     return terms + [_shape(shape, parts.variables) for shape in parts.shapes]
 
 

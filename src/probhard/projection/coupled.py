@@ -18,22 +18,22 @@ from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import check_capacity, empty_set
 from probhard.projection.lifting import SLACK, joined, linear_costs, right_sides, shape_rows
-from probhard.projection.parts import Gathered
+from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import censored_laws, within
 from probhard.rows.dense import DenseRows
 from probhard.rows.dense import DenseRowsFactor as Factor
 from probhard.solvers import active_set
-from probhard.solvers.quadratic import HELD, Faces, Programme
+from probhard.solvers.quadratic import HELD, Faces, QuadraticProblem
 from probhard.tangent import Differential
 
 
 class CoupledProjector(Projector):
     """Bounds, rows and shapes under any weight, by dense rows."""
 
-    def __init__(self, parts: Gathered, weight: Covariance, options: Options) -> None:
+    def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
         self.parts, self.options, self.given = parts, options, weight
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
-        self.equalities = parts.linear is not None
+        self.has_equalities = parts.linear is not None
         weight = weight.to(torch.float64)
         eye = torch.eye(weight.root_size, dtype=torch.float64, device=weight.device)
         root = weight.root(eye.reshape(-1, *[1] * (len(weight.shape) - 1), weight.root_size))
@@ -60,10 +60,10 @@ class CoupledProjector(Projector):
             on_u.append(rows)
             own.append(None)
         stiffness = []
-        for part in parts.rows:
-            on_u.append(part.rows.map.at(like).dense())
-            own.append(torch.eye(part.rows.map.rows).to(like))
-            stiffness.append(torch.full((part.rows.map.rows,), SLACK).to(like))
+        for part in parts.inequalities:
+            on_u.append(part.prepared.map.at(like).dense())
+            own.append(torch.eye(part.prepared.map.row_count).to(like))
+            stiffness.append(torch.full((part.prepared.map.row_count,), SLACK).to(like))
         for shape in parts.shapes:
             first, second, stiff = shape_rows(shape, n)
             on_u.append(torch.from_numpy(first.toarray()).to(like))
@@ -74,7 +74,7 @@ class CoupledProjector(Projector):
         stiffness.append(torch.full((len(bounded),), SLACK).to(like))
         sides.append(like.new_zeros(len(bounded)))
         shape_ = broadcast(*(rows.shape[:-2] for rows in on_u))
-        self.rows = torch.cat([rows.expand(*shape_, *rows.shape[-2:]) for rows in on_u], -2)  # (*batch, p, n)
+        self.matrix = torch.cat([rows.expand(*shape_, *rows.shape[-2:]) for rows in on_u], -2)  # (*batch, p, n)
         self.own = torch.block_diag(*(like.new_zeros(r.shape[-2], 0) if o is None else o for r, o in zip(on_u, own)))
         self.stiffness = torch.cat(stiffness)
         self.owner = self.own.abs().argmax(0)
@@ -85,11 +85,11 @@ class CoupledProjector(Projector):
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         point = z.to(torch.float64)
         shapes = (point, self.right, self.lower, self.upper)
-        lead = broadcast(*(x.shape[:-1] for x in shapes), self.root.shape[:-2], self.rows.shape[:-2])
+        lead = broadcast(*(x.shape[:-1] for x in shapes), self.root.shape[:-2], self.matrix.shape[:-2])
         point = point.expand(*lead, self.parts.variables)
-        rotated = self.rows @ self.root  # (*batch, p, r)
+        rotated = self.matrix @ self.root  # (*batch, p, r)
         matrix = torch.cat([rotated, self.own.expand(*rotated.shape[:-2], *self.own.shape)], -1)
-        right = self.right - matvec(self.rows, point)
+        right = self.right - matvec(self.matrix, point)
         costs, extra = rotated.shape[-1], self.own.shape[-1]
         lower, upper = self._bounds(lead, costs)
         natural = self._natural(rotated.detach())
@@ -122,7 +122,7 @@ class CoupledProjector(Projector):
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
         lead = stats.converged.shape
-        rows = self.rows.detach().expand(*lead, *self.rows.shape[-2:])[at]
+        rows = self.matrix.detach().expand(*lead, *self.matrix.shape[-2:])[at]
         matrix = torch.cat([rows, self.own], -1)
         lower, upper = (x[at] for x in self._bounds(lead, self.parts.variables))
         right = self.right.detach().expand(*lead, self.right.shape[-1])[at]
@@ -155,8 +155,8 @@ class CoupledProjector(Projector):
         flat = [x.expand(*lead, x.shape[-1]).reshape(-1, x.shape[-1]) for x in (right, centre, *data)]
         rows = matrix.detach().expand(*lead, *matrix.shape[-2:]).reshape(-1, *matrix.shape[-2:])
         weight, natural, lower, upper = flat[2:]
-        programme = Programme(DenseRows(rows), flat[0], flat[1], weight, natural, lower, upper, costed, linear)
-        return active_set.nearest(programme)
+        problem = QuadraticProblem(DenseRows(rows), flat[0], flat[1], weight, natural, lower, upper, costed, linear)
+        return active_set.solve(problem)
 
 
 class CoupledTangent(Differential):
@@ -172,7 +172,7 @@ class CoupledTangent(Differential):
 
     def apply(self, x: Tensor) -> Tensor:
         double = x.to(torch.float64)
-        pulled = self.factor.structure.transpose(self.factor.solve(matvec(self.projector.rows, double)))
+        pulled = self.factor.structure.transpose(self.factor.solve(matvec(self.projector.matrix, double)))
         moved = matvec(self.projector.root, (self.factor.weight * pulled)[..., : self.costs])
         return self._masked(double - moved).to(x.dtype)
 
@@ -181,7 +181,7 @@ class CoupledTangent(Differential):
         turned = matvec(self.projector.root.mT, double)
         padded = torch.cat([turned, turned.new_zeros(*turned.shape[:-1], self.free.shape[-1] - self.costs)], -1)
         solved = self.factor.solve(self.factor.structure.apply(self.factor.weight * padded))
-        return (double - matvec(self.projector.rows.mT, solved)).to(x.dtype)
+        return (double - matvec(self.projector.matrix.mT, solved)).to(x.dtype)
 
     def _masked(self, x: Tensor) -> Tensor:
         """0 for variables at their bounds."""

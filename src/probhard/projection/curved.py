@@ -22,13 +22,12 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.lifting import SLACK, shape_rows
-from probhard.projection.nonlinear import Local, NonlinearProjector
-from probhard.projection.parts import Gathered
+from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
+from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import within
 from probhard.rows.base import Structure
-from probhard.solvers import sqp as newton
-from probhard.solvers import sqp_active as sequential
-from probhard.solvers.quadratic import HELD, Programme
+from probhard.solvers import sqp, sqp_active
+from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.tangent import Differential
 
 ROUNDS = 3
@@ -41,7 +40,7 @@ ROUNDING = 1e-12  # of a function, relative to its terms
 class CurvedProjector(Projector):
     """Functions, bounds and rows under a diagonal weight."""
 
-    def __init__(self, parts: Gathered, weight: Covariance, options: Options) -> None:
+    def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
         if not isinstance(weight, Diagonal):
             raise ParameterError(
                 f"The constraint {parts.constraint!r} got a metric that couples variables.",
@@ -58,7 +57,7 @@ class CurvedProjector(Projector):
         self.options = replace(options, exact=options.exact or bool(parts.curved))
         self.weight = weight.variance.to(torch.float64)
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
-        self.equalities = True
+        self.has_equalities = True
         self.local = parts.nonlinear is not None or not all(part.convex for part in parts.curved)
         self.function = Functions(parts, self.weight.new_empty(0))
 
@@ -84,7 +83,7 @@ class CurvedProjector(Projector):
         value = inner._attached(whole, state)[..., :n]
         value = torch.where(free[..., :n], value, point)
         value = within(value, double, lower, upper)
-        tangent = MaskedTangent(Local(inner, whole, torch.cat([value, slack], -1), state), free, n)
+        tangent = MaskedTangent(NonlinearTangent(inner, whole, torch.cat([value, slack], -1), state), free, n)
         return self.parts.finished(z, value, tangent, state.steps, settled, self.local)
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
@@ -98,7 +97,7 @@ class CurvedProjector(Projector):
     @torch.no_grad()
     def _sides(
         self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, start: Tensor | None
-    ) -> tuple[Tensor, newton.State, Tensor]:
+    ) -> tuple[Tensor, sqp.State, Tensor]:
         """The sides of variables and slacks, the points there, and who came to rest."""
         function, n, lead = self.function, z.shape[-1], z.shape[:-1]
         count = function.inequalities
@@ -110,20 +109,20 @@ class CurvedProjector(Projector):
         natural = _natural(function, weight)
         loose = torch.cat([weight, SLACK * natural[..., n:]], -1)  # inactive functions cost nothing
         costed = torch.arange(n + count, device=z.device) < n if count else None
-        programme = Programme(None, z[..., :0], torch.cat([z, slack], -1), loose, natural, low, high, costed)
+        problem = QuadraticProblem(None, z[..., :0], torch.cat([z, slack], -1), loose, natural, low, high, costed)
         guess = z.clamp(lower, upper) if start is None else start.detach().to(z).expand(*lead, n).reshape(-1, n)
         side = torch.zeros(len(z), n + count, dtype=torch.int8, device=z.device)
         settled = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-        state: newton.State | None = None
+        state: sqp.State | None = None
         left = torch.arange(len(z), device=z.device)
         if not count:  # sides by themselves, each sweep one solve; what does not come to rest goes on below
-            side, state, settled = self._swept(equation, programme, guess)
+            side, state, settled = self._swept(equation, problem, guess)
             left = torch.nonzero(~settled).squeeze(-1)
         for _ in range(ROUNDS if len(left) else 0):
             part = equation.select(left, torch.Size((len(z),)))
             assert part is not None
-            few = programme.select(left)
-            found = sequential.faces(part, few, guess.index_select(0, left), function.unequal)
+            few = problem.select(left)
+            found = sqp_active.faces(part, few, guess.index_select(0, left), function.unequal)
             sides = found.side
             points, good, turned = self._polished(part, few, sides, found.value)
             rest = found.done & good & (turned == sides).all(-1)
@@ -135,20 +134,20 @@ class CurvedProjector(Projector):
             if len(left) == 0:
                 break
         assert state is not None
-        whole = newton.State(*(x.reshape(torch.Size((*lead, *x.shape[1:]))) for x in vars(state).values()))
+        whole = sqp.State(*(x.reshape(torch.Size((*lead, *x.shape[1:]))) for x in vars(state).values()))
         return side.reshape(*lead, -1), whole, settled.reshape(lead)
 
     def _swept(
-        self, equation: NonlinearEquality, programme: Programme, guess: Tensor
-    ) -> tuple[Tensor, newton.State, Tensor]:
+        self, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
+    ) -> tuple[Tensor, sqp.State, Tensor]:
         """Sides by a primal-dual sweep: those beyond a bound are put on it, those pulled off it are let go."""
         left = torch.arange(len(guess), device=guess.device)
-        side = (programme.lower == programme.upper).to(torch.int8)
+        side = (problem.lower == problem.upper).to(torch.int8)
         settled = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
-        state: newton.State | None = None
+        state: sqp.State | None = None
         failures = torch.zeros_like(left)
         for _ in range(SWEEPS):
-            part, few = equation.select(left, settled.shape), programme.select(left)
+            part, few = equation.select(left, settled.shape), problem.select(left)
             assert part is not None
             before = side.index_select(0, left)
             points, good, after = self._polished(part, few, before, guess.index_select(0, left))
@@ -164,20 +163,20 @@ class CurvedProjector(Projector):
         return side, state, settled
 
     def _polished(
-        self, equation: NonlinearEquality, programme: Programme, side: Tensor, value: Tensor
-    ) -> tuple[newton.State, Tensor, Tensor]:
+        self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor
+    ) -> tuple[sqp.State, Tensor, Tensor]:
         """The points on the faces of some sides, who came to rest there, and the sides that these points ask for."""
         n, free = self.parts.variables, side == 0
-        bound = torch.where(side < 0, programme.lower, programme.upper)
-        centre = programme.centre
+        bound = torch.where(side < 0, problem.lower, problem.upper)
+        centre = problem.centre
         held = torch.where(free, centre, torch.where(torch.isfinite(bound), bound, 0.0))
-        natural = torch.cat([programme.weight[..., :n], programme.natural[..., n:]], -1)
-        weight = torch.where(free, natural, _held(programme.natural, n))
+        natural = torch.cat([problem.weight[..., :n], problem.natural[..., n:]], -1)
+        weight = torch.where(free, natural, _held(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], centre[..., n:]], -1), held)
         part = self.function.switched(equation, self.function.active(side))
         exact = self.options.hessian or bool(self.parts.curved)
-        state = newton.nearest(part, held, Diagonal(weight), guess, exact)
-        pull = part.rows(state.u).transpose(state.multiplier)
+        state = sqp.solve(part, held, Diagonal(weight), guess, exact)
+        pull = part.jacobian_rows(state.u).transpose(state.multiplier)
         moved = torch.cat([centre[..., :n], held[..., n:]], -1) - natural * pull
         slack = torch.cat([state.u[..., :n], self.function.slacks(equation, state.u)], -1)
         target = torch.where(free, slack, moved)
@@ -186,25 +185,25 @@ class CurvedProjector(Projector):
             near = torch.cat([near[..., :n], near[..., n:] + ROUNDING * self.function.sizes(equation, state.u)], -1)
         # of a point that hardly moves, multipliers are rounding, and so is what they pull off
         way, size = (state.u - centre)[..., :n].abs().amax(-1), centre[..., :n].abs().amax(-1)
-        moves = (way > newton.STATIONARY * size).unsqueeze(-1)
-        after = side.masked_fill((side < 0) & (target > programme.lower + near) & moves, 0)
+        moves = (way > sqp.STATIONARY * size).unsqueeze(-1)
+        after = side.masked_fill((side < 0) & (target > problem.lower + near) & moves, 0)
         after = after.masked_fill(
-            (side > 0) & (target < programme.upper - near) & (programme.lower < programme.upper) & moves, 0
+            (side > 0) & (target < problem.upper - near) & (problem.lower < problem.upper) & moves, 0
         )
-        after = after.masked_fill(free & (target < programme.lower - near), -1)
-        after = after.masked_fill(free & (target > programme.upper + near), 1)
-        return state, (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY), after
+        after = after.masked_fill(free & (target < problem.lower - near), -1)
+        after = after.masked_fill(free & (target > problem.upper + near), 1)
+        return state, (state.residual <= sqp.ACCEPTED) & (state.left <= sqp.STATIONARY), after
 
 
-def _placed(state: newton.State, where: Tensor, points: newton.State) -> newton.State:
+def _placed(state: sqp.State, where: Tensor, points: sqp.State) -> sqp.State:
     """A state with some of its points replaced."""
-    return newton.State(*(a.index_copy(0, where, b) for a, b in zip(vars(state).values(), vars(points).values())))
+    return sqp.State(*(a.index_copy(0, where, b) for a, b in zip(vars(state).values(), vars(points).values())))
 
 
 class Functions:
     """All functions of the parts as one: equalities, linear rows, and inequality functions with their slacks."""
 
-    def __init__(self, parts: Gathered, like: Tensor) -> None:
+    def __init__(self, parts: Parts, like: Tensor) -> None:
         self.parts, self.variables = parts, parts.variables
         self.system = None if parts.linear is None else parts.linear.system.at(like)
         pieces: list[tuple[NonlinearEquality, bool]] = []  # a function of u alone, and whether it is an inequality
@@ -215,8 +214,8 @@ class Functions:
             _, right = self.system.substitute(like.new_zeros(parts.variables), parts.linear.b.to(like))
             pieces.append((_rows_function(self.system.core, right), False))
         pieces += [(part.function, True) for part in parts.curved]
-        for part in parts.rows:
-            dense = part.rows.map.at(like).dense()
+        for part in parts.inequalities:
+            dense = part.prepared.map.at(like).dense()
             pieces.append((_dense_function(dense, part.d.to(like)), True))
         for shape in parts.shapes:
             rows = torch.from_numpy(-shape_rows(shape, parts.variables)[0].toarray()).to(like)
@@ -327,7 +326,7 @@ class Functions:
 class MaskedTangent(Differential):
     """A tangent whose held variables and slacks are left out."""
 
-    def __init__(self, inner: Local, free: Tensor, variables: int) -> None:
+    def __init__(self, inner: NonlinearTangent, free: Tensor, variables: int) -> None:
         self.inner, self.free, self.variables = inner, free, variables
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probhard.errors import InfeasibleError, checking
-from probhard.projection.parts import Gathered
+from probhard.projection.parts import Parts
 from probhard.rows.base import DenseMap, SparseMap, Structure, segment_sum
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.system import LinearSystem
@@ -17,7 +17,7 @@ from probhard.rows.system import LinearSystem
 LARGEST = 20_000  # variables up to which emptiness is looked for
 
 
-def check_capacity(parts: Gathered, like: Tensor) -> None:
+def check_capacity(parts: Parts, like: Tensor) -> None:
     """Raise where a linear equality asks for more, or less, than the bounds allow; eager mode only.
 
     Sets that are a single point within rounding pass: 1e-12 relative in float64, 1e-6 in float32.
@@ -63,7 +63,7 @@ def _range(rows: SparseMap | DenseMap | Structure, lower: Tensor, upper: Tensor)
     if isinstance(rows, SparseMap):
         low, high = (x.index_select(-1, rows.column) for x in (lower, upper))
         ends = [torch.where(rows.value > 0, a, b) * rows.value for a, b in ((low, high), (high, low))]
-        return segment_sum(ends[0], rows.row, rows.rows), segment_sum(ends[1], rows.row, rows.rows)
+        return segment_sum(ends[0], rows.row, rows.row_count), segment_sum(ends[1], rows.row, rows.row_count)
     if isinstance(rows, DisjointRows):
         a = rows.split_coefficient()
         low, high = rows.split(lower), rows.split(upper)
@@ -76,7 +76,7 @@ def _range(rows: SparseMap | DenseMap | Structure, lower: Tensor, upper: Tensor)
 
 
 def empty_set(
-    parts: Gathered, rows: sp.csr_array | None, right: Tensor, lower: Tensor, upper: Tensor
+    parts: Parts, rows: sp.csr_array | None, right: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[str, str, str] | None:
     """What makes ``rows v = right`` within the bounds empty, if that can be shown: what, why, and what to do."""
     if rows is None or rows.shape[1] > LARGEST:
@@ -125,13 +125,13 @@ def _product(matrix: sp.csr_array, x: np.ndarray) -> np.ndarray:
     return found
 
 
-def _name(parts: Gathered, row: int) -> str:
+def _name(parts: Parts, row: int) -> str:
     """Which constraint a row of the lifted system belongs to."""
-    count = 0 if parts.linear is None else parts.linear.rows
+    count = 0 if parts.linear is None else parts.linear.row_count
     if row < count:
         return f"Row {row} of {type(parts.linear).__name__}"
-    for rows in parts.rows:
-        if row < count + rows.rows.map.rows:
+    for part in parts.inequalities:
+        if row < count + part.prepared.map.row_count:
             return f"Row {row - count} of LinearInequality"
-        count += rows.rows.map.rows
+        count += part.prepared.map.row_count
     return "A row of " + " & ".join(map(repr, parts.shapes))

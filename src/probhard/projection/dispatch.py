@@ -38,7 +38,7 @@ from probhard.projection.diminishing import DiminishingProjector
 from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
 from probhard.projection.nonlinear import NonlinearProjector
-from probhard.projection.parts import Gathered, gather
+from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
 from probhard.projection.profiles import ATTAINED, PooledProjector
 from probhard.rows.disjoint import DisjointRows
@@ -56,16 +56,16 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     if isinstance(constraint, LinearEquality):
         broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
         return LinearProjector(constraint, weight, options)
-    parts = gather(constraint, z.shape[-1])
+    parts = parts_of(constraint, z.shape[-1])
     parts.check_batch(z)
-    if parts.equalities:
+    if parts.only_equalities:
         if parts.nonlinear is None:
             assert parts.linear is not None
             return LinearProjector(parts.linear, weight, options)
         return NonlinearProjector(parts.linear, parts.nonlinear, weight, options)
-    if parts.phases:
+    if parts.semicontinuous:
         return _phases(parts, weight, options)
-    if parts.programs:
+    if parts.convex_programs:
         return ProgramProjector(parts, weight, options)
     if parts.diminishing is not None:
         return _diminishing(parts, weight)
@@ -82,12 +82,17 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     return CoupledProjector(parts, weight, options)
 
 
-def _only_ball(parts: Gathered) -> bool:
+def _only_ball(parts: Parts) -> bool:
     alone = parts.linear is None and parts.nonlinear is None and parts.box is None
-    return alone and not (parts.rows or parts.shapes) and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
+    return (
+        alone
+        and not (parts.inequalities or parts.shapes)
+        and len(parts.curved) == 1
+        and isinstance(parts.curved[0], Ball)
+    )
 
 
-def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjector | None:
+def _pooled(parts: Parts, weight: Diagonal, options: Options) -> PooledProjector | None:
     """The direct method, if there is one shape with bounds and rows that fit it."""
     if len(parts.shapes) != 1 or not checking():
         return None
@@ -105,11 +110,11 @@ def _pooled(parts: Gathered, weight: Diagonal, options: Options) -> PooledProjec
     return PooledProjector(kind, amount, lower, upper, a, mass, weight, shape.slices, most)
 
 
-def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProjector:
+def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProjector:
     """Values that are 0 or not small: each by itself, as a profile of one point, or along monotone profiles."""
-    alone = parts.linear is None and not (parts.rows or parts.shapes)
+    alone = parts.linear is None and not (parts.inequalities or parts.shapes)
     shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
-    others = parts.nonlinear or parts.curved or parts.programs or parts.diminishing
+    others = parts.nonlinear or parts.curved or parts.convex_programs or parts.diminishing
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
@@ -117,7 +122,7 @@ def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProj
         if least is not None and found is not None and (found[2] is None or bool((found[2] >= 0).all())):
             lower, upper, a, mass, most = found
             if upper is not None and parts.box is not None:  # equal, but for rounding to the precision of one of them
-                data = (weight.variance, parts.box.upper, *(part.least for part in parts.phases))
+                data = (weight.variance, parts.box.upper, *(part.least for part in parts.semicontinuous))
                 close = max(ATTAINED[x.dtype] for x in data)
                 least = torch.where((least > upper) & (least - upper <= close * least), upper, least)
             return PooledProjector(direction, None, lower, upper, a, mass, weight, slices, most, least)
@@ -134,12 +139,12 @@ def _phases(parts: Gathered, weight: Covariance, options: Options) -> PooledProj
 Profile = tuple[Tensor | None, ...]  # lower and upper bounds, coefficients of the row, mass, largest mass if another
 
 
-def _profile(parts: Gathered, slices: int, like: Tensor, options: Options) -> Profile | None:
+def _profile(parts: Parts, slices: int, like: Tensor, options: Options) -> Profile | None:
     """Bounds and row of each profile, checked; None if they are of a kind that has no direct method."""
-    if parts.rows and parts.linear is not None:
+    if parts.inequalities and parts.linear is not None:
         return None
     bounds = _uniform(parts, slices, like)
-    row = _two_sided(parts, slices, like) if parts.rows else _one_row(parts, slices, like)
+    row = _two_sided(parts, slices, like) if parts.inequalities else _one_row(parts, slices, like)
     if bounds is None or row is None:
         return None
     _, mass, most = row
@@ -150,16 +155,16 @@ def _profile(parts: Gathered, slices: int, like: Tensor, options: Options) -> Pr
     return (*bounds, *row)
 
 
-def _least(parts: Gathered, slices: int, like: Tensor) -> Tensor | None:
+def _least(parts: Parts, slices: int, like: Tensor) -> Tensor | None:
     """The smallest value that is not 0 of each profile (*batch, slices); None if it differs along a profile."""
-    least = parts.phases[0].least.to(like)
-    for part in parts.phases[1:]:
+    least = parts.semicontinuous[0].least.to(like)
+    for part in parts.semicontinuous[1:]:
         least = torch.maximum(least, part.least.to(like))
     profile = profiles(least.expand(*least.shape[:-1], parts.variables), slices)
     return None if bool((profile != profile[..., :1]).any()) else profile[..., 0]
 
 
-def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+def _uniform(parts: Parts, slices: int, like: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
     """Bounds of each profile (*batch, slices); None if they differ along a profile."""
     if parts.box is None:
         return None, None
@@ -175,26 +180,26 @@ def _uniform(parts: Gathered, slices: int, like: Tensor) -> tuple[Tensor | None,
 Row = tuple[Tensor | None, Tensor | None, Tensor | None]  # coefficients, mass, and largest mass if that is another
 
 
-def _two_sided(parts: Gathered, slices: int, like: Tensor) -> Row | None:
+def _two_sided(parts: Parts, slices: int, like: Tensor) -> Row | None:
     """The row a of each profile with ``a . u <= d`` and ``-a . u <= e``; None if the rows are of another kind."""
-    matrix = parts.rows[0].rows.matrix
-    if len(parts.rows) > 1 or matrix is None or matrix.shape[0] != 2 * slices:
+    matrix = parts.inequalities[0].prepared.matrix
+    if len(parts.inequalities) > 1 or matrix is None or matrix.shape[0] != 2 * slices:
         return None
     first = matrix[:1, : matrix.shape[1] // slices]
     if (matrix != sp.kron(sp.eye_array(slices), sp.vstack([first, -first]))).nnz:
         return None
-    most, least = parts.rows[0].d.to(like).unflatten(-1, (slices, 2)).unbind(-1)
+    most, least = parts.inequalities[0].d.to(like).unflatten(-1, (slices, 2)).unbind(-1)
     return torch.from_numpy(first.toarray()[0]).to(like), -least, most
 
 
-def _one_row(parts: Gathered, slices: int, like: Tensor) -> Row | None:
+def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
     """The row of each profile and its mass (*batch, slices); None if the rows are of another kind."""
     if parts.linear is None:
         return None, None, None
     system = parts.linear.system
     core = system.core
     plain = system.pins is None and system.held is None and system.transform is None and system.kept is None
-    if not (plain and isinstance(core, DisjointRows) and core.group is None and core.rows == slices):
+    if not (plain and isinstance(core, DisjointRows) and core.group is None and core.row_count == slices):
         return None
     if core.batch_dims:
         return None
@@ -206,9 +211,9 @@ def _one_row(parts: Gathered, slices: int, like: Tensor) -> Row | None:
     return row, parts.linear.b.to(like), None
 
 
-def _diminishing(parts: Gathered, weight: Covariance) -> DiminishingProjector:
+def _diminishing(parts: Parts, weight: Covariance) -> DiminishingProjector:
     assert parts.diminishing is not None
-    others = parts.linear or parts.nonlinear or parts.rows or parts.shapes or parts.curved
+    others = parts.linear or parts.nonlinear or parts.inequalities or parts.shapes or parts.curved
     like = weight.diagonal().new_empty(0, dtype=torch.float64)
     bounds = _uniform(parts, 1, like)
     if others or bounds is None or not isinstance(weight, Diagonal):

@@ -143,8 +143,8 @@ class DPPL(nn.Module):
         like = torch.zeros(constraint.variables, dtype=constraint.b.dtype, device=constraint.b.device)
         with torch.no_grad():
             solution = self._projector(like, None, constraint).solve(like)
-            projector = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
-        return FrozenProjection(projector.contiguous(), solution.value)
+            matrix = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
+        return FrozenProjection(matrix.contiguous(), solution.value)
 
     def _projector(self, z: Tensor, cov: Covariance | None, constraint: Constraint) -> Projector:
         """The constraint under this layer's metric, ready for points like z."""
@@ -165,21 +165,21 @@ class DPPL(nn.Module):
 class FrozenProjection(nn.Module):
     """``u = P z + c`` as buffers: nothing but one matrix product, for ONNX and other exports."""
 
-    projector: Tensor
+    matrix: Tensor
     offset: Tensor
 
-    def __init__(self, projector: Tensor, offset: Tensor) -> None:
+    def __init__(self, matrix: Tensor, offset: Tensor) -> None:
         super().__init__()
-        self.register_buffer("projector", projector)  # (n, n)
+        self.register_buffer("matrix", matrix)  # (n, n)
         self.register_buffer("offset", offset)  # (*batch, n)
 
     def forward(self, z: Tensor) -> Tensor:
         """Project points z (..., n)."""
-        return z @ self.projector.mT + self.offset
+        return z @ self.matrix.mT + self.offset
 
     def variance(self, variance: Tensor) -> Tensor:
         """Projected marginal variances from independent ones, (..., n)."""
-        return variance @ self.projector.square().mT
+        return variance @ self.matrix.square().mT
 
 
 def _check_cov(z: Tensor, cov: Covariance) -> None:

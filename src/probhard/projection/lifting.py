@@ -26,7 +26,7 @@ from probhard._util.lru import Recent
 from probhard.constraints.inequality import Monotone, profile_width
 from probhard.constraints.variation import TotalVariation, TotalVariationPenalty
 from probhard.errors import broadcast
-from probhard.projection.parts import Gathered
+from probhard.projection.parts import Parts
 from probhard.rows.base import SparseMap
 from probhard.rows.dense import NullRows
 from probhard.rows.disjoint import DisjointRows
@@ -56,27 +56,27 @@ class Lifting:
         return torch.where(sums > 0, sums, floor).index_select(-1, self.owner.to(weight.device))
 
 
-def lift(parts: Gathered) -> Lifting:
+def lift(parts: Parts) -> Lifting:
     """The lifting of shared rows, made once for the same parts."""
     objects: list[Any] = [parts.linear.system] if parts.linear is not None else []
-    objects += [rows.rows for rows in parts.rows]
+    objects += [part.prepared for part in parts.inequalities]
     shapes = tuple((type(s).__name__, getattr(s, "direction", ""), s.slices) for s in parts.shapes)
     key = (parts.variables, tuple(objects), parts.linear is None, shapes)
     return _KNOWN.get(key, lambda: _lifted(parts))
 
 
-def shared(parts: Gathered) -> bool:
+def shared(parts: Parts) -> bool:
     """Whether all rows are one matrix for the whole batch."""
     system = None if parts.linear is None else parts.linear.system
     fixed = system is None or system.matrix is not None
     if system is not None and isinstance(system.map, DisjointRows):
         fixed = system.map.constant
-    return fixed and all(rows.rows.matrix is not None for rows in parts.rows)
+    return fixed and all(part.prepared.matrix is not None for part in parts.inequalities)
 
 
-def _lifted(parts: Gathered) -> Lifting:
+def _lifted(parts: Parts) -> Lifting:
     nothing = torch.zeros(0, dtype=torch.int64)
-    if not parts.rows and not parts.shapes:
+    if not parts.inequalities and not parts.shapes:
         system = None if parts.linear is None else parts.linear.system
         return Lifting(system, 0, nothing, nothing.double(), None)
     n = parts.variables
@@ -84,10 +84,10 @@ def _lifted(parts: Gathered) -> Lifting:
     if parts.linear is not None:
         blocks.append((sp.csr_array(parts.linear.stackable()[0]), None))
     stiffness: list[np.ndarray] = []
-    for rows in parts.rows:
-        assert rows.rows.matrix is not None
-        count = rows.rows.matrix.shape[0]
-        blocks.append((rows.rows.matrix, sp.csr_array(sp.eye_array(count))))
+    for part in parts.inequalities:
+        assert part.prepared.matrix is not None
+        count = part.prepared.matrix.shape[0]
+        blocks.append((part.prepared.matrix, sp.csr_array(sp.eye_array(count))))
         stiffness.append(np.full(count, SLACK))
     for shape in parts.shapes:
         on_u, own, stiff = shape_rows(shape, n)
@@ -128,10 +128,10 @@ def shape_rows(shape: Any, n: int) -> tuple[sp.csr_array, sp.csr_array, np.ndarr
     return sp.csr_array(on_u), sp.csr_array(own), stiff
 
 
-def right_sides(parts: Gathered, like: Tensor) -> list[Tensor]:
+def right_sides(parts: Parts, like: Tensor) -> list[Tensor]:
     """The right-hand sides of all rows, in their order, each (*batch, rows)."""
     sides = [] if parts.linear is None else [parts.linear.b.to(like)]
-    sides += [rows.d.to(like) for rows in parts.rows]
+    sides += [part.d.to(like) for part in parts.inequalities]
     for shape in parts.shapes:
         count = parts.variables - shape.slices
         sides.append(like.new_zeros(count))
@@ -141,11 +141,11 @@ def right_sides(parts: Gathered, like: Tensor) -> list[Tensor]:
     return sides
 
 
-def linear_costs(parts: Gathered, like: Tensor) -> list[Tensor] | None:
+def linear_costs(parts: Parts, like: Tensor) -> list[Tensor] | None:
     """Linear costs of the auxiliary variables (*batch, extra), by part; None if there are none."""
     if not any(isinstance(shape, TotalVariationPenalty) for shape in parts.shapes):
         return None
-    costs = [like.new_zeros(rows.rows.map.rows) for rows in parts.rows]
+    costs = [like.new_zeros(part.prepared.map.row_count) for part in parts.inequalities]
     for shape in parts.shapes:
         width = profile_width(parts.variables, shape.slices) - 1
         count = shape.slices * width

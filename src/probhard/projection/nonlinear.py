@@ -19,7 +19,7 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
 from probhard.rows.base import divide
 from probhard.rows.system import LinearSystem
-from probhard.solvers import sqp as newton
+from probhard.solvers import sqp
 from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
 DENSE_VARIABLES = 256  # up to here exact curvature gives gradients of variances
@@ -60,17 +60,17 @@ class NonlinearProjector(Projector):
         guess = None if start is None else start.detach().to(torch.float64).expand(point.shape)
         if guess is not None and self.first is not None and self.linear is not None:
             guess = self.first.project(guess, self.linear.b).detach()
-        state = newton.nearest(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
+        state = sqp.solve(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
         value = self._attached(point, state)
-        converged = (state.residual <= newton.ACCEPTED) & (state.left <= newton.STATIONARY)
+        converged = (state.residual <= sqp.ACCEPTED) & (state.left <= sqp.STATIONARY)
         residual = state.residual
         if self.linear is not None:
             residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
             converged = converged & (residual <= TOLERANCE[torch.float64])
         stats = Stats(state.steps, residual, converged, self.local)
-        return Solution(value.to(z.dtype), Local(self, point, value, state), stats)
+        return Solution(value.to(z.dtype), NonlinearTangent(self, point, value, state), stats)
 
-    def _attached(self, z: Tensor, state: newton.State) -> Tensor:
+    def _attached(self, z: Tensor, state: sqp.State) -> Tensor:
         """The solution with its gradients in z, in the weight and in the constraint's data."""
         needs = torch.is_grad_enabled() and (
             z.requires_grad
@@ -81,7 +81,7 @@ class NonlinearProjector(Projector):
             return state.u
         if not self.exact:
             with torch.no_grad():
-                rows = self.curved.rows(state.u)
+                rows = self.curved.jacobian_rows(state.u)
             tangent = tangent_of(LinearSystem.of_structure(rows), self.weight)
             moved = tangent.project(z, rows.apply(state.u) - self.curved.residual(state.u))
             return state.u + moved - moved.detach()
@@ -90,10 +90,10 @@ class NonlinearProjector(Projector):
         return cast(Tensor, ImplicitStep.apply(state.u, first, self.curved.residual(state.u), self, state))
 
 
-class Local(Differential):
+class NonlinearTangent(Differential):
     """The tangent of a nonlinear projection at its solution, the linear rows' tangent applied first."""
 
-    def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, state: newton.State) -> None:
+    def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, state: sqp.State) -> None:
         self.projector, self.z, self.value, self.state = projector, z, value, state
         self._rows: Tangent | None = None
 
@@ -102,25 +102,25 @@ class Local(Differential):
         return self.value.shape
 
     @property
-    def rows(self) -> Tangent:
+    def linearised(self) -> Tangent:
         """The Gauss-Newton tangent ``I - W J^T (J W J^T)^-1 J``; its gradients reach the point through J."""
         if self._rows is None:
-            rows = self.projector.curved.rows(self.value)
+            rows = self.projector.curved.jacobian_rows(self.value)
             self._rows = tangent_of(LinearSystem.of_structure(rows), self.projector.weight)
         return self._rows
 
     def apply(self, x: Tensor) -> Tensor:
         x = x.to(torch.float64)
         x = x if self.projector.first is None else self.projector.first.apply(x)
-        return self._curved(x) if self.projector.exact else self.rows.apply(x)
+        return self._curved(x) if self.projector.exact else self.linearised.apply(x)
 
     def transpose(self, x: Tensor) -> Tensor:
         if self.projector.exact:
             near, bend = _at_solution(self.projector, self.state)
-            y = newton.tangential(near, _detached(self.projector.weight), bend, near.dual(x.to(torch.float64)))[0]
+            y = sqp.tangential(near, _detached(self.projector.weight), bend, near.dual(x.to(torch.float64)))[0]
             x = near.dual(x - bend(y))
             return x if self.projector.first is None else self.projector.first.transpose(x)
-        x = self.rows.transpose(x.to(torch.float64))
+        x = self.linearised.transpose(x.to(torch.float64))
         return x if self.projector.first is None else self.projector.first.transpose(x)
 
     def variance(self, cov: Covariance) -> Tensor:
@@ -132,10 +132,10 @@ class Local(Differential):
             return super().variance(cov)
         first = self.projector.first
         if first is None:
-            return self.rows.variance(cov)
+            return self.linearised.variance(cov)
         if isinstance(first, PinnedTangent) and isinstance(cov, Diagonal):
-            return self.rows.variance(Diagonal(first.system.free(cov.variance)))
-        return self.rows.variance(ProjectedCovariance(first, cov))
+            return self.linearised.variance(Diagonal(first.system.free(cov.variance)))
+        return self.linearised.variance(ProjectedCovariance(first, cov))
 
     def _needs_gradient(self, cov: Covariance) -> bool:
         weight = self.projector.weight.diagonal()
@@ -143,7 +143,7 @@ class Local(Differential):
 
     def _dense_variance(self, cov: Covariance) -> Tensor:
         """Exact variances, with exact gradients, under any weight, from the dense KKT system; for few variables."""
-        n, rows = self.value.shape[-1], self.rows
+        n, rows = self.value.shape[-1], self.linearised
         if n > DENSE_VARIABLES:
             raise ParameterError(
                 f"curvature='exact' was asked for gradients of the variances of {n} variables.",
@@ -177,7 +177,7 @@ class Local(Differential):
         shape = x.shape
         near, bend = _at_solution(self.projector, self.state)
         dual = near.dual(divide(x, weight.variance.expand(shape)))
-        return newton.tangential(near, _detached(weight), bend, dual)[0]
+        return sqp.tangential(near, _detached(weight), bend, dual)[0]
 
 
 class ImplicitStep(torch.autograd.Function):
@@ -194,15 +194,15 @@ class ImplicitStep(torch.autograd.Function):
         """Solve ``(I + P W C) x = P W g``; pull ``g - C x`` back."""
         (g,) = gradients
         near, bend = _at_solution(ctx.projector, ctx.state)
-        x = newton.tangential(near, _detached(ctx.projector.weight), bend, near.dual(g))[0]
+        x = sqp.tangential(near, _detached(ctx.projector.weight), bend, near.dual(g))[0]
         rest = g - bend(x)
-        pushed = near.multiplier(near.rows(near.weight.apply(rest)))
+        pushed = near.multiplier(near.push(near.weight.apply(rest)))
         return None, near.dual(rest), -pushed, None, None
 
 
-def _at_solution(projector: NonlinearProjector, state: newton.State) -> tuple[newton.Linearised, Any]:
+def _at_solution(projector: NonlinearProjector, state: sqp.State) -> tuple[sqp.Linearised, Any]:
     """The linearised constraint at the solution and the product with ``C``."""
-    near = newton.Linearised.at(projector.curved, state.u, _detached(projector.weight))
+    near = sqp.Linearised.at(projector.curved, state.u, _detached(projector.weight))
 
     def bend(x: Tensor) -> Tensor:
         u, multiplier = state.u.expand(x.shape), state.multiplier
@@ -211,7 +211,7 @@ def _at_solution(projector: NonlinearProjector, state: newton.State) -> tuple[ne
     return near, bend
 
 
-def _pulled(curved: NonlinearEquality, state: newton.State) -> Tensor:
+def _pulled(curved: NonlinearEquality, state: sqp.State) -> Tensor:
     """``J(u)^T l`` at the solution, attached to the constraint's data."""
 
     def weighted(u: Tensor) -> Tensor:

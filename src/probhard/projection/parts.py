@@ -25,7 +25,7 @@ Shape = Monotone | TotalVariation | TotalVariationPenalty
 
 
 @dataclass(frozen=True)
-class Gathered:
+class Parts:
     """What there is to satisfy."""
 
     constraint: Constraint
@@ -33,16 +33,17 @@ class Gathered:
     linear: LinearEquality | None = None
     nonlinear: NonlinearEquality | None = None
     box: Box | None = None
-    rows: tuple[LinearInequality, ...] = ()
+    inequalities: tuple[LinearInequality, ...] = ()
     shapes: tuple[Shape, ...] = ()
     curved: tuple[NonlinearInequality, ...] = ()
     diminishing: TotalVariationDiminishing | None = None
-    programs: tuple[Constraint, ...] = ()
-    phases: tuple[Semicontinuous, ...] = ()
+    convex_programs: tuple[Constraint, ...] = ()
+    semicontinuous: tuple[Semicontinuous, ...] = ()
 
     def relative_violation(self, value: Tensor, z: Tensor) -> Tensor:
         """Of points projected from z that were clipped to their bounds, so that all but the bounds are looked at."""
-        parts = [p for p in (self.linear, self.nonlinear, *self.rows, *self.shapes, *self.curved) if p is not None]
+        equalities = [part for part in (self.linear, self.nonlinear) if part is not None]
+        parts = [*equalities, *self.inequalities, *self.shapes, *self.curved]
         if not parts:
             return value.new_zeros(value.shape[:-1])
         size = torch.maximum(z.abs().amax(-1, keepdim=True), value.abs().amax(-1, keepdim=True))
@@ -53,20 +54,27 @@ class Gathered:
         return worst.nan_to_num(torch.inf)
 
     @property
-    def equalities(self) -> bool:
+    def only_equalities(self) -> bool:
         """Whether there is nothing but equalities."""
         return self.box is None and self.bounded_only
 
     @property
     def bounded_only(self) -> bool:
         """Whether bounds are the only inequalities."""
-        found = self.rows or self.shapes or self.curved or self.diminishing or self.programs or self.phases
-        return not found
+        sets = (
+            self.inequalities,
+            self.shapes,
+            self.curved,
+            self.diminishing,
+            self.convex_programs,
+            self.semicontinuous,
+        )
+        return self.diminishing is None and not any(sets)
 
     @property
     def polyhedral(self) -> bool:
         """Whether there is nothing curved."""
-        return self.nonlinear is None and not (self.curved or self.diminishing or self.programs)
+        return self.nonlinear is None and not (self.curved or self.diminishing or self.convex_programs)
 
     def finished(
         self, z: Tensor, value: Tensor, tangent: Differential, steps: Tensor, settled: Tensor, local: bool = False
@@ -84,8 +92,8 @@ class Gathered:
         """Raise unless the data of the parts broadcasts with points z."""
         data = [] if self.linear is None else [self.linear.b]
         data += [] if self.box is None else [x for x in (self.box.lower, self.box.upper) if x.dim()]
-        data += [rows.d for rows in self.rows]
-        data += [part.least for part in self.phases if part.least.dim()]
+        data += [part.d for part in self.inequalities]
+        data += [part.least for part in self.semicontinuous if part.least.dim()]
         functions = [] if self.nonlinear is None else [self.nonlinear]
         functions += [part.function for part in self.curved]
         data += [x for function in functions for x in function.args if isinstance(x, Tensor) and x.dim() > 1]
@@ -104,7 +112,7 @@ class Gathered:
         return tuple(x.expand(*x.shape[:-1], self.variables) for x in (lower, upper))  # type: ignore[return-value]
 
 
-def gather(constraint: Constraint, n: int) -> Gathered:
+def parts_of(constraint: Constraint, n: int) -> Parts:
     """The parts of a constraint on n variables."""
     resolved = constraint.resolve(n)
     parts = resolved.parts() if isinstance(resolved, Intersection) else (resolved,)
@@ -122,7 +130,7 @@ def gather(constraint: Constraint, n: int) -> Gathered:
             kinds[kind].append(part)
         elif isinstance(part, TotalVariationDiminishing):
             diminishing = part
-        elif hasattr(part, "programme"):
+        elif hasattr(part, "compiled"):
             programs.append(part)
         else:
             raise ParameterError(
@@ -130,5 +138,6 @@ def gather(constraint: Constraint, n: int) -> Gathered:
                 "It is not a constraint that a projector knows.",
                 "Pass constraints of this library, or several joined by '&'.",
             )
-    rows, shapes, curved, phases = (tuple(found) for found in kinds.values())
-    return Gathered(constraint, n, linear, nonlinear, box, rows, shapes, curved, diminishing, tuple(programs), phases)
+    inequalities, shapes, curved, phases = (tuple(parts) for parts in kinds.values())
+    sets = (inequalities, shapes, curved, diminishing, tuple(programs), phases)
+    return Parts(constraint, n, linear, nonlinear, box, *sets)

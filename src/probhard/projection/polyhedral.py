@@ -22,13 +22,12 @@ from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import check_capacity, empty_set, matrix_of
 from probhard.projection.lifting import joined, lift, linear_costs, right_sides, without_complement
 from probhard.projection.linear import LinearProjector
-from probhard.projection.parts import Gathered
+from probhard.projection.parts import Parts
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.sparse import SparseRows
 from probhard.rows.system import LinearSystem
-from probhard.solvers import active_set
-from probhard.solvers import single_row as search
-from probhard.solvers.quadratic import HELD, Faces, Programme
+from probhard.solvers import active_set, single_row
+from probhard.solvers.quadratic import HELD, Faces, QuadraticProblem
 from probhard.tangent import DiagonalTangent, Differential
 
 ROUNDING = 1e-15
@@ -39,7 +38,7 @@ FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
 class FaceProjector(Projector):
     """Bounds, rows and shapes with shared rows, under a diagonal weight."""
 
-    def __init__(self, parts: Gathered, weight: Diagonal, options: Options) -> None:
+    def __init__(self, parts: Parts, weight: Diagonal, options: Options) -> None:
         self.parts, self.options = parts, options
         self.weight = weight.variance.to(torch.float64)
         self.lifting = lift(parts)
@@ -53,7 +52,7 @@ class FaceProjector(Projector):
         if options.validate:
             check_capacity(parts, like)
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
-        self.equalities = parts.linear is not None
+        self.has_equalities = parts.linear is not None
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, Diagonal(self.weight), self.options)
@@ -177,10 +176,12 @@ class FaceProjector(Projector):
             linear = torch.cat([costs.new_zeros(*costs.shape[:-1], self.parts.variables), costs], -1)
             linear = linear.expand(*point.shape[:-1], size).reshape(-1, size)
         data = [x.reshape(-1, x.shape[-1]) for x in (right, point, weight, natural, lower, upper)]
-        programme = Programme(self.system.core, data[0], data[1], data[2], data[3], data[4], data[5], costed, linear)
+        problem = QuadraticProblem(
+            self.system.core, data[0], data[1], data[2], data[3], data[4], data[5], costed, linear
+        )
         if isinstance(self.system.core, DisjointRows) and self.costs is None:
-            return search.nearest(programme)
-        return active_set.nearest(programme)
+            return single_row.solve(problem)
+        return active_set.solve(problem)
 
     def _tangent(self, free: Tensor, weight: Tensor, natural: Tensor, held: float = HELD) -> DiagonalTangent | None:
         if self.system is None or self.system.core is None:
@@ -190,7 +191,7 @@ class FaceProjector(Projector):
         return DiagonalTangent(system, Diagonal(torch.where(free, weight, held * natural)))
 
 
-def censored_laws(parts: Gathered, base: LocationScale, weight: Covariance, options: Options) -> CensoredMarginals:
+def censored_laws(parts: Parts, base: LocationScale, weight: Covariance, options: Options) -> CensoredMarginals:
     """The law projected on the linear equalities, if there are any, its marginals clipped at the bounds."""
     loc, scale = base.loc, base.marginals.scale
     if parts.linear is not None:
@@ -220,11 +221,11 @@ class FaceTangent(Differential):
     def __init__(
         self,
         projector: FaceProjector,
-        rows: DiagonalTangent | None,
+        inner: DiagonalTangent | None,
         spread: Callable[[], DiagonalTangent | None],
         free: Tensor,
     ) -> None:
-        self.rows, self.spread, self.free, self.variables = rows, spread, free, projector.parts.variables
+        self.inner, self.spread, self.free, self.variables = inner, spread, free, projector.parts.variables
         self.extra = projector.extra
 
     @property
@@ -232,24 +233,24 @@ class FaceTangent(Differential):
         return torch.Size((*self.free.shape[:-1], self.variables))
 
     def apply(self, x: Tensor) -> Tensor:
-        if self.rows is None:
+        if self.inner is None:
             return torch.where(self.free, x, 0.0)
-        found = self.rows.apply(self._padded(x))
+        found = self.inner.apply(self._padded(x))
         return self._cut(found).to(x.dtype)
 
     def transpose(self, x: Tensor) -> Tensor:
-        if self.rows is None:
+        if self.inner is None:
             return torch.where(self.free, x, 0.0)
-        return self._cut(self.rows.transpose(self._padded(x))).to(x.dtype)
+        return self._cut(self.inner.transpose(self._padded(x))).to(x.dtype)
 
     def variance(self, cov: Covariance) -> Tensor:
         if isinstance(cov, Diagonal):
-            if self.rows is None:
+            if self.inner is None:
                 return torch.where(self.free, cov.variance, 0.0)
             rows = self.spread()
             assert rows is not None
             return self._cut(rows.variance(Diagonal(self._padded(cov.variance)))).to(cov.dtype)
-        if self.rows is None:
+        if self.inner is None:
             return torch.where(self.free, cov.diagonal(), 0.0)
         return super().variance(cov)
 

@@ -84,7 +84,7 @@ class Projected(td.Distribution):
     def exact(self) -> bool:
         """Whether the marginals are those of the projected law, not only its first two moments."""
         if self._laws is not None:
-            return not self.projector.equalities
+            return not self.projector.has_equalities
         linear = isinstance(self.constraint, LinearEquality)
         return self.base.exact and linear and self._sampled is None
 
@@ -99,7 +99,7 @@ class Projected(td.Distribution):
 
     def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
         """The mean of the clipped marginals; where there are equalities too, the feasible point nearest to it."""
-        if not self.projector.equalities:
+        if not self.projector.has_equalities:
             return laws.mean
         with no_autocast(laws.mean):
             return self.policy.solved(self.projector, laws.mean).value

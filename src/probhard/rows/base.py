@@ -133,7 +133,7 @@ class Factor(ABC):
         weight = self.weight.double()
         factor = self if weight is self.weight else self.structure.at(weight).factor(weight)
         identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
-        images = factor.project(identity, weight.new_zeros(self.structure.rows))
+        images = factor.project(identity, weight.new_zeros(self.structure.row_count))
         return torch.where(images.abs() < 1e-14, 0.0, images.square())
 
     @abstractmethod
@@ -148,7 +148,7 @@ class Factor(ABC):
 class Structure(OnDevice, ABC):
     """A q x n matrix A of known pattern."""
 
-    rows: int
+    row_count: int
     variables: int
     double = False  # whether float32 input is solved in float64
 
@@ -196,7 +196,7 @@ class SparseMap(OnDevice):
 
     def __init__(self, matrix: sp.spmatrix) -> None:
         entries = sp.coo_array(matrix)
-        self.rows, self.variables = entries.shape
+        self.row_count, self.variables = entries.shape
         self.row = torch.from_numpy(entries.coords[0].astype(np.int64))
         self.column = torch.from_numpy(entries.coords[1].astype(np.int64))
         self.value = torch.from_numpy(entries.data.astype(np.float64))
@@ -205,7 +205,7 @@ class SparseMap(OnDevice):
         """``A x`` for x (..., n)."""
         if self._large(x):
             return cast(Tensor, _Compressed.apply(x, self, False))
-        return segment_sum(x.index_select(-1, self.column) * self.value, self.row, self.rows)
+        return segment_sum(x.index_select(-1, self.column) * self.value, self.row, self.row_count)
 
     def transpose(self, y: Tensor) -> Tensor:
         """``A^T y`` for y (..., q)."""
@@ -240,7 +240,7 @@ class SparseMap(OnDevice):
         made = self.__dict__.setdefault("_compressed_rows", {})
         if turned not in made:
             at = (self.column, self.row) if turned else (self.row, self.column)
-            shape = (self.variables, self.rows) if turned else (self.rows, self.variables)
+            shape = (self.variables, self.row_count) if turned else (self.row_count, self.variables)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch calls compressed tensors a beta feature
                 made[turned] = torch.sparse_coo_tensor(torch.stack(at), self.value, shape).coalesce().to_sparse_csr()
@@ -258,7 +258,7 @@ class _Compressed(torch.autograd.Function):
             at, size = (
                 ((matrix.column, matrix.row), matrix.variables)
                 if turned
-                else ((matrix.row, matrix.column), matrix.rows)
+                else ((matrix.row, matrix.column), matrix.row_count)
             )
             out = x.new_empty(len(flat), size)
             parts = (*at, matrix.value, flat.detach().contiguous(), out)
@@ -276,7 +276,7 @@ class DenseMap(OnDevice):
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix  # (*batch, q, n)
-        self.rows, self.variables = matrix.shape[-2:]
+        self.row_count, self.variables = matrix.shape[-2:]
 
     def apply(self, x: Tensor) -> Tensor:
         """``A x`` for x (..., n)."""
@@ -302,7 +302,7 @@ class Mapped(Structure):
 
     def __init__(self, entries: SparseMap | DenseMap) -> None:
         self.map = entries
-        self.rows, self.variables = entries.rows, entries.variables
+        self.row_count, self.variables = entries.row_count, entries.variables
 
     def apply(self, x: Tensor) -> Tensor:
         return self.map.apply(x)

@@ -44,8 +44,8 @@ class BlockRows(Structure):
 
     def __init__(self, values: Tensor, mixed: tuple[Mixed, ...], before: int = 0) -> None:
         self.values, self.mixed, self.before = values, mixed, before
-        self.rows, self.width = values.shape[-2:]
-        self.variables = before + self.rows * self.width
+        self.row_count, self.width = values.shape[-2:]
+        self.variables = before + self.row_count * self.width
 
     @property
     def batch_dims(self) -> int:
@@ -57,7 +57,7 @@ class BlockRows(Structure):
 
     @property
     def algorithm(self) -> str:
-        return f"dense Cholesky of {self.rows} x {self.rows}, rows by blocks"
+        return f"dense Cholesky of {self.row_count} x {self.row_count}, rows by blocks"
 
     def apply(self, x: Tensor) -> Tensor:
         blocks = self._blocks(x)
@@ -79,7 +79,7 @@ class BlockRows(Structure):
         return BlockRowsFactor(self, weight)
 
     def dense(self) -> Tensor:
-        eye = torch.eye(self.rows, dtype=self.values.dtype, device=self.values.device)
+        eye = torch.eye(self.row_count, dtype=self.values.dtype, device=self.values.device)
         found = eye.unsqueeze(-1) * self.values.unsqueeze(-3)  # (*batch, row, block, width)
         for part in self.mixed:
             columns = part.mixing.unsqueeze(-1) * part.values.unsqueeze(-3)
@@ -98,7 +98,7 @@ class BlockRows(Structure):
         return BlockRows(self.values.to(like), parts, self.before)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        return x[..., self.before :].unflatten(-1, (self.rows, self.width))
+        return x[..., self.before :].unflatten(-1, (self.row_count, self.width))
 
     def schur(self, weight: Tensor) -> Tensor:
         """``J W J^T``, (*batch, q, q)."""

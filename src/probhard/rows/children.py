@@ -89,8 +89,8 @@ def _strictly_below(summation: sp.csr_array, size: np.ndarray) -> tuple[np.ndarr
     return i[inside], j[inside]
 
 
-def local_rows(matrix: sp.csr_array) -> tuple[sp.csr_array, sp.csr_array] | None:
-    """Local rows and the map T of right-hand sides (``b' = T b``) for ``[I | -S]``; None for other matrices."""
+def child_rows(matrix: sp.csr_array) -> tuple[sp.csr_array, sp.csr_array] | None:
+    """Child rows and the map T of right-hand sides (``b' = T b``) for ``[I | -S]``; None for other matrices."""
     summation = summation_block(matrix)
     if summation is None:
         return None

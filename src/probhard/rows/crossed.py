@@ -24,7 +24,7 @@ from probhard.errors import broadcast, checking
 from probhard.laws.covariance import safe_sqrt
 from probhard.rows._kernels import tree as tree_kernels
 from probhard.rows.base import Factor, OnDevice, Structure, plain
-from probhard.rows.children import local_rows, summation_block
+from probhard.rows.children import child_rows, summation_block
 from probhard.rows.tree import Tree, TreeFactor
 
 AGREE = 1e-9  # largest difference, relative to a random point, from the projection that serves all weights
@@ -49,7 +49,7 @@ class Crossing(OnDevice):
             return None
         found = CrossedFactor(structure, weight, tuple(axis.factor(weight) for axis in self.at(weight).axes))
         point = torch.randn(len(weight), generator=torch.Generator().manual_seed(0), dtype=weight.dtype)
-        point, zero = weight.sqrt() * point.to(weight), weight.new_zeros(structure.rows)
+        point, zero = weight.sqrt() * point.to(weight), weight.new_zeros(structure.row_count)
         error = (found.project(point, zero) - found.general.project(point, zero)) / weight.sqrt()
         return found if float(error.abs().max()) <= AGREE else None
 
@@ -79,7 +79,7 @@ class CrossedFactor(Factor):
         if z.numel() and plain(z) and self._compiled:
             return cast(Tensor, tree_kernels.Chain.apply(z, self.axes))
         for axis in self.axes:
-            z = axis.project(z, z.new_zeros(axis.tree.rows))
+            z = axis.project(z, z.new_zeros(axis.tree.row_count))
         return z
 
     def scale(self, s: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ class CrossedFactor(Factor):
 
 def _rows_by_axis(matrix: sp.csr_array) -> list[sp.csr_array] | None:
     """Rows of the lines along every axis, over all n variables; those of a tree itself are one axis."""
-    upper, local = summation_block(matrix), local_rows(matrix)
-    if upper is None or local is None:
+    upper, children = summation_block(matrix), child_rows(matrix)
+    if upper is None or children is None:
         return None
-    if Tree.find(local[0]) is not None:
-        return [local[0]]
+    if Tree.find(children[0]) is not None:
+        return [children[0]]
     axes = split(sp.csr_array(sp.vstack([upper, sp.eye_array(upper.shape[1], format="csr")])))
     if axes is None:
         return None
@@ -200,16 +200,16 @@ class _Axis:
         names = np.random.default_rng(0).integers(1, 2**40, count)  # sums of them tell sets apart; compared again later
         sums = sp.csr_array(shadow, dtype=np.int64) @ names
         _, first, self.kind = np.unique(sums, return_index=True, return_inverse=True)
-        self.rows, self.kinds = shadow[first], len(first)
+        self.patterns, self.kinds = shadow[first], len(first)
 
     def arrange(self, alone: np.ndarray) -> None:
         """Count the nodes of each kind, given those that hold all of the other axis; aggregates come first."""
         self.copies = np.bincount(self.kind[alone], minlength=self.kinds)
         kind = np.repeat(np.arange(self.kinds), self.copies)
         last = np.append(kind[1:] != kind[:-1], True)
-        bottom = last & (np.diff(self.rows.indptr)[kind] == 1)  # of equal nodes the last
-        order = np.lexsort((self.rows.indices[self.rows.indptr[kind]], bottom))
-        self.matrix = self.rows[kind[order]]
+        bottom = last & (np.diff(self.patterns.indptr)[kind] == 1)  # of equal nodes the last
+        order = np.lexsort((self.patterns.indices[self.patterns.indptr[kind]], bottom))
+        self.matrix = self.patterns[kind[order]]
         self._number = np.argsort(order)
         self._start = np.concatenate([[0], np.cumsum(self.copies)[:-1]])
 

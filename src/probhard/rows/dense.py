@@ -46,7 +46,7 @@ class DenseRows(Mapped):
 
     @property
     def algorithm(self) -> str:
-        return f"dense Cholesky of {self.rows} x {self.rows}"
+        return f"dense Cholesky of {self.row_count} x {self.row_count}"
 
     def factor(self, weight: Tensor) -> DenseRowsFactor:
         return DenseRowsFactor(self, weight)
@@ -89,7 +89,7 @@ class NullRows(Mapped):
     def __init__(self, matrix: np.ndarray) -> None:
         super().__init__(DenseMap(torch.from_numpy(matrix)))
         _, _, order = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
-        pivot, other = np.sort(order[: self.rows]), np.sort(order[self.rows :])
+        pivot, other = np.sort(order[: self.row_count]), np.sort(order[self.row_count :])
         self.pivot, self.other = (
             torch.from_numpy(pivot.astype(np.int64)),
             torch.from_numpy(other.astype(np.int64)),
@@ -101,8 +101,8 @@ class NullRows(Mapped):
 
     @property
     def algorithm(self) -> str:
-        free = self.variables - self.rows
-        return f"dense Cholesky of the {free} x {free} complement of {self.rows} rows"
+        free = self.variables - self.row_count
+        return f"dense Cholesky of the {free} x {free} complement of {self.row_count} rows"
 
     def factor(self, weight: Tensor) -> Factor:
         if checking() and bool((weight.index_select(-1, self.pivot) > 0).all()):

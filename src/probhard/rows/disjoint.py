@@ -27,20 +27,20 @@ class DisjointRows(Structure):
     and broadcasts are plain views.
     """
 
-    def __init__(self, coefficient: Tensor, rows: int, group: Tensor | None = None) -> None:
+    def __init__(self, coefficient: Tensor, row_count: int, group: Tensor | None = None) -> None:
         self.coefficient = coefficient  # (n,), or (width,) shared by all blocks, or (*batch, n)
         self.group = group  # (n,) or None
-        self.rows = rows
+        self.row_count = row_count
         self.width = coefficient.shape[-1]
         self.shared = False
         self.variables = self.width
 
     @classmethod
-    def blocks(cls, weights: Tensor, rows: int) -> DisjointRows:
-        """``rows`` consecutive blocks of variables, each with the same weights (width,)."""
-        structure = cls(weights, rows)
+    def blocks(cls, weights: Tensor, row_count: int) -> DisjointRows:
+        """``row_count`` consecutive blocks of variables, each with the same weights (width,)."""
+        structure = cls(weights, row_count)
         structure.shared = True
-        structure.variables = rows * weights.shape[-1]
+        structure.variables = row_count * weights.shape[-1]
         return structure
 
     @classmethod
@@ -64,11 +64,11 @@ class DisjointRows(Structure):
 
     @property
     def algorithm(self) -> str:
-        return f"disjoint rows ({self.rows}), elementwise"
+        return f"disjoint rows ({self.row_count}), elementwise"
 
     def sums(self, x: Tensor) -> Tensor:
         """Row sums, as (..., q), of x in the layout of ``split``."""
-        return x.sum(-1) if self.group is None else segment_sum(x, self.group, self.rows)
+        return x.sum(-1) if self.group is None else segment_sum(x, self.group, self.row_count)
 
     def weighted_sums(self, x: Tensor, coefficient: Tensor) -> Tensor:
         """Row sums of coefficient * x for x (..., n); one matrix-vector product for shared weights."""
@@ -82,7 +82,7 @@ class DisjointRows(Structure):
 
     def split(self, x: Tensor) -> Tensor:
         """View x (..., n) as (..., q, width) for blocks, as it is otherwise."""
-        return x.unflatten(-1, (self.rows, -1)) if self.group is None else x
+        return x.unflatten(-1, (self.row_count, -1)) if self.group is None else x
 
     def join(self, x: Tensor) -> Tensor:
         """Inverse of ``split``."""
@@ -151,7 +151,7 @@ class DisjointFactor(Factor):
         if trained or not (rows.shared and checking() and (s is self.weight or fixed)):
             return super().moments(z, b, s)
         shape = broadcast(z.shape, s.shape, (*b.shape[:-1], z.shape[-1]))
-        blocks = rows.split(z.expand(shape)), rows.split(s.expand(shape)), b.expand(*shape[:-1], rows.rows)
+        blocks = rows.split(z.expand(shape)), rows.split(s.expand(shape)), b.expand(*shape[:-1], rows.row_count)
         if s is self.weight:
             mean, scale = ObliqueMoments.apply(*blocks, rows.coefficient, rows.oblique_moments)
         else:

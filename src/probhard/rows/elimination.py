@@ -28,14 +28,14 @@ LARGE_BLOCK = 2048  # never leave more than this to the dense block while pivots
 class Numbering:
     """Numbers of the entries (i, j) = (j, i) of a symmetric matrix, in the order in which they are given."""
 
-    def __init__(self, i: np.ndarray, j: np.ndarray, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, i: np.ndarray, j: np.ndarray, row_count: int) -> None:
+        self.row_count = row_count
         codes = self._code(i, j)
         self.order = np.argsort(codes)
         self.codes = codes[self.order]
 
     def _code(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        return np.minimum(i, j).astype(np.int64) * self.rows + np.maximum(i, j)
+        return np.minimum(i, j).astype(np.int64) * self.row_count + np.maximum(i, j)
 
     def of(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         """The numbers of entries that are there."""
@@ -115,7 +115,7 @@ def plan_columns(plan: Plan) -> Columns:
     size = np.concatenate([*sizes, np.array([len(column) for column in rest], dtype=np.int64)])
     pivot, neighbour = np.concatenate(pivots), np.concatenate(later)
     row = _with_pivots(pivot, neighbour, size)
-    numbers = Numbering(np.repeat(pivot, size), row, plan.numbers.rows)
+    numbers = Numbering(np.repeat(pivot, size), row, plan.numbers.row_count)
     first, second = pairs_within(size - 1)
     return Columns(
         start=np.concatenate([[0], np.cumsum(size)]),

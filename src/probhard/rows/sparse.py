@@ -70,12 +70,12 @@ class SparseRows(Mapped):
     def algorithm(self) -> str:
         plan = self.plan
         return (
-            f"sparse Cholesky of {self.rows} rows, {len(plan.rounds)} rounds, {plan.entries} entries, "
+            f"sparse Cholesky of {self.row_count} rows, {len(plan.rounds)} rounds, {plan.entries} entries, "
             f"dense block of {len(plan.block)}"
         )
 
     @cached_property
-    def program(self) -> kernels.Program:
+    def kernel_tables(self) -> kernels.Tables:
         """What the kernels need to know of A."""
         columns, assembly, rows = self.plan.columns, self.assembly, self.map
         return (
@@ -92,9 +92,9 @@ class SparseRows(Mapped):
                 return KernelFactor(self, weight)
             return SparseFactor(self, weight)
         # Inductor (torch 2.13) miscompiles the gathers of the sparse factor in training graphs, without an error.
-        if self.rows * self.variables > DENSE_LIMIT:
+        if self.row_count * self.variables > DENSE_LIMIT:
             raise ParameterError(
-                f"torch.compile met a sparse system of {self.rows} rows over {self.variables} variables.",
+                f"torch.compile met a sparse system of {self.row_count} rows over {self.variables} variables.",
                 "Compiled code gives wrong numbers for its factor, and a dense one would not fit.",
                 "Leave the projection out of the compiled region with torch.compiler.disable.",
             )
@@ -162,7 +162,7 @@ class KernelFactor(Factor):
         self.structure, self.weight = structure, weight
         self.batch = weight.shape[:-1]
         lanes = min(kernels.LANES, prod(self.batch))
-        self.columns, pivot = kernels.factorise(structure.program, matrix(weight), lanes)
+        self.columns, pivot = kernels.factorise(structure.kernel_tables, matrix(weight), lanes)
         self.pivot = torch.from_numpy(pivot).reshape(*self.batch, -1)
 
     @cached_property
@@ -197,7 +197,7 @@ class KernelSolve(torch.autograd.Function):
         if count == 1:  # samples take the place of the batch
             count, columns = len(right), columns.repeat(min(kernels.LANES, len(right)), -1)
         right = right.reshape(-1, count, r.shape[-1])
-        out = torch.from_numpy(kernels.solve(factor.structure.program, columns, right)).reshape(r.shape)
+        out = torch.from_numpy(kernels.solve(factor.structure.kernel_tables, columns, right)).reshape(r.shape)
         ctx.factor = factor
         ctx.save_for_backward(out, weight)
         return out
@@ -215,9 +215,9 @@ class KernelMoments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, factor: KernelFactor) -> tuple[Tensor, Tensor]:
-        program = factor.structure.program
+        tables = factor.structure.kernel_tables
         right = matrix(b if b.dim() == 1 else b.expand(*factor.batch, -1))
-        found = kernels.moments(program, factor.columns, matrix(z), matrix(w), right)
+        found = kernels.moments(tables, factor.columns, matrix(z), matrix(w), right)
         mean, scale, multiplier = (torch.from_numpy(x) for x in found)
         mean, scale = mean.reshape(z.shape), scale.reshape(z.shape)
         ctx.factor = factor
@@ -231,7 +231,7 @@ class KernelMoments(torch.autograd.Function):
         if torch.is_grad_enabled() or not plain(of_mean):
             return (*twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
         sources = (matrix(w), multiplier.numpy(), matrix(scale), matrix(of_mean), matrix(of_scale))
-        found = kernels.moments_adjoint(factor.structure.program, factor.columns, *sources)
+        found = kernels.moments_adjoint(factor.structure.kernel_tables, factor.columns, *sources)
         of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in found)
         return of_z, of_w, of_b.sum_to_size(b.shape), None
 

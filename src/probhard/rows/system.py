@@ -6,7 +6,7 @@ The choice, in this order, from the data alone:
 |-------------------------------------|--------------------------------------------------|------------|
 | none left                           | substitution                                     | O(n)       |
 | no two rows share a variable        | elementwise (``disjoint``)                       | O(n)       |
-| a forest (``[I | -S]`` made local)  | two sweeps (``tree``)                            | O(n)       |
+| a forest (``[I | -S]`` made children)  | two sweeps (``tree``)                            | O(n)       |
 | large and sparse                    | Cholesky in rounds (``sparse``)                  | O(fill)    |
 | q <= n - q                          | dense Cholesky of ``A W A^T`` (``dense``)        | O(n q^2)   |
 | q > n - q                           | dense Cholesky of the complement (``dense``)     | O(q (n-q)^2) |
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from probhard.errors import broadcast, checking
 from probhard.rows.base import DenseMap, Factor, Mapped, OnDevice, SparseMap, Structure
-from probhard.rows.children import local_rows
+from probhard.rows.children import child_rows
 from probhard.rows.crossed import Crossing
 from probhard.rows.dense import DenseRows, NullRows
 from probhard.rows.disjoint import DisjointRows
@@ -44,11 +44,11 @@ SQUARED_LIMIT = 2048  # variables up to which a fixed projector's squared entrie
 
 @dataclass(frozen=True)
 class Redundancy:
-    """Rows that repeat others: ``A[rows] = combination @ A[others]``."""
+    """Rows that repeat others: ``A[dependent] = combination @ A[others]``."""
 
-    rows: np.ndarray
+    dependent: np.ndarray
     others: np.ndarray
-    combination: np.ndarray  # (rows, others)
+    combination: np.ndarray  # (dependent, others)
 
 
 def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | None] | None:
@@ -60,13 +60,13 @@ def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | N
     """
     if np.diff(sp.csc_array(matrix).indptr).max(initial=0) <= 1:
         return DisjointRows.from_matrix(matrix), None
-    local = local_rows(matrix)
-    transform = None if local is None else SparseMap(local[1])
-    rows = matrix if local is None else local[0]
+    children = child_rows(matrix)
+    transform = None if children is None else SparseMap(children[1])
+    rows = matrix if children is None else children[0]
     tree = Tree.find(rows)
     if tree is not None:
         return tree, transform
-    if not proven and local is None and matrix.shape[0] * matrix.shape[1] <= DENSE_RANK_LIMIT:
+    if not proven and children is None and matrix.shape[0] * matrix.shape[1] <= DENSE_RANK_LIMIT:
         return None
     count, variables = rows.shape
     if count >= SPARSE_ROWS and rows.nnz <= SPARSE_SHARE * count * variables:
@@ -139,9 +139,9 @@ class LinearSystem(OnDevice):
         return system
 
     @classmethod
-    def blocks(cls, weights: Tensor, rows: int) -> LinearSystem:
-        """``rows`` consecutive blocks of variables with the same weights: one conservation row per slice."""
-        core = DisjointRows.blocks(weights, rows)
+    def blocks(cls, weights: Tensor, row_count: int) -> LinearSystem:
+        """``row_count`` consecutive blocks of variables with the same weights: one conservation row per slice."""
+        core = DisjointRows.blocks(weights, row_count)
         return cls(core, core)
 
     @classmethod
@@ -156,9 +156,9 @@ class LinearSystem(OnDevice):
         return cls(rows, DenseRows(matrix))
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Number of rows as the caller wrote them."""
-        return self.map.rows
+        return self.map.row_count
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -190,7 +190,7 @@ class LinearSystem(OnDevice):
     @cached_property
     def _coupled(self) -> LinearSystem:
         assert self.matrix is not None
-        used = np.arange(self.rows) if self.redundancy is None else self.redundancy.others
+        used = np.arange(self.row_count) if self.redundancy is None else self.redundancy.others
         matrix = sp.csr_array(self.matrix[used])
         chosen = choose(matrix, proven=True)
         assert chosen is not None

@@ -76,10 +76,10 @@ class Tree(Mapped):
 
     @property
     def algorithm(self) -> str:
-        return f"tree of {self.rows} rows in {len(self.levels)} levels, two sweeps"
+        return f"tree of {self.row_count} rows in {len(self.levels)} levels, two sweeps"
 
     @cached_property
-    def program(self) -> sweeps.Program:
+    def kernel_tables(self) -> sweeps.Tables:
         """What the kernels need to know of the rows, leaves first."""
         levels = self.levels[::-1]
         inside = [torch.cat([_ups(self.levels, d), level.private]) for d, level in enumerate(self.levels)][::-1]
@@ -94,7 +94,7 @@ class Tree(Mapped):
             torch.cat([variables[at] for variables, at in zip(inside, order)]),
             torch.cat([level.coefficient.double()[at] for level, at in zip(levels, order)]),
         )
-        return cast(sweeps.Program, tuple(part.numpy() for part in parts))
+        return cast(sweeps.Tables, tuple(part.numpy() for part in parts))
 
     def factor(self, weight: Tensor) -> TreeFactor:
         return TreeFactor(self, weight)
@@ -121,7 +121,7 @@ class TreeFactor(Factor):
         self._messages = self._upward() if weight.dim() == 1 else None
         self.gains: fixed_sweeps.Gains | None = None  # coefficients for the kernels, where the weight is fixed
         if jit.AVAILABLE and weight.dim() == 1 and not weight.requires_grad and plain(weight):
-            self.gains = fixed_sweeps.gains(tree.program, weight.double().numpy())
+            self.gains = fixed_sweeps.gains(tree.kernel_tables, weight.double().numpy())
 
     @property
     def messages(self) -> Messages:

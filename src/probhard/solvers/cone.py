@@ -192,8 +192,8 @@ class Factor:
     """An equilibrated matrix, factored; by its pseudo-inverse where it is singular."""
 
     def __init__(self, matrix: np.ndarray) -> None:
-        self.rows = _inverse(np.abs(matrix).max(1))
-        matrix = matrix * self.rows[:, None]
+        self.row_scale = _inverse(np.abs(matrix).max(1))
+        matrix = matrix * self.row_scale[:, None]
         self.columns = _inverse(np.abs(matrix).max(0))
         matrix = matrix * self.columns
         self.inverse = None
@@ -204,7 +204,7 @@ class Factor:
             self.inverse = np.linalg.pinv(matrix, rcond=1e-10)
 
     def solve(self, right: np.ndarray, transposed: bool = False) -> np.ndarray:
-        left, after = (self.columns, self.rows) if transposed else (self.rows, self.columns)
+        left, after = (self.columns, self.row_scale) if transposed else (self.row_scale, self.columns)
         if self.inverse is not None:
             return after * ((self.inverse.T if transposed else self.inverse) @ (left * right))
         return after * scipy.linalg.lapack.dgetrs(*self.triangles, left * right, trans=int(transposed))[0]

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from probhard._util import jit
 from probhard._util.jit import Array, compiled
-from probhard.rows._kernels.sweeps import Program
+from probhard.rows._kernels.sweeps import Tables
 from probhard.rows.base import plain
 from probhard.rows.tree import Tree
-from probhard.solvers.quadratic import HELD, NEAR, Faces, Programme
+from probhard.solvers.quadratic import HELD, NEAR, Faces, QuadraticProblem
 
 Sides = NDArray[np.int8]
 Data = tuple[Array, Array, Array, Array, Array, Array]  # b (q,), then centre, weight, natural weight and bounds (n,)
@@ -32,26 +32,26 @@ M, V, PULL = range(3)  # planes of ``nodes`` (3, n)
 PIVOT, GAP = range(2)  # planes of ``rows`` (2, q)
 
 
-def suits(programme: Programme) -> bool:
-    """Whether the kernels can do the steps of a programme."""
-    forest = isinstance(programme.core, Tree) and programme.costed is None and programme.linear is None
-    return forest and jit.AVAILABLE and plain(programme.centre) and programme.centre.numel() > 0
+def suits(problem: QuadraticProblem) -> bool:
+    """Whether the kernels can do the steps of a problem."""
+    forest = isinstance(problem.core, Tree) and problem.costed is None and problem.linear is None
+    return forest and jit.AVAILABLE and plain(problem.centre) and problem.centre.numel() > 0
 
 
-def iterate(programme: Programme, side: Tensor, steps: int) -> Faces:
+def iterate(problem: QuadraticProblem, side: Tensor, steps: int) -> Faces:
     """Up to so many changes of sides."""
-    assert isinstance(programme.core, Tree)
-    core = programme.core
+    assert isinstance(problem.core, Tree)
+    core = problem.core
     data = (
-        *(_rows(programme.right), _rows(programme.centre), _rows(programme.weight)),
-        *(_rows(programme.natural), _rows(programme.lower), _rows(programme.upper)),
+        *(_rows(problem.right), _rows(problem.centre), _rows(problem.weight)),
+        *(_rows(problem.natural), _rows(problem.lower), _rows(problem.upper)),
     )
-    side, value = side.clone(), torch.empty_like(programme.centre, memory_format=torch.contiguous_format)
-    multiplier = torch.empty_like(programme.right, memory_format=torch.contiguous_format)
+    side, value = side.clone(), torch.empty_like(problem.centre, memory_format=torch.contiguous_format)
+    multiplier = torch.empty_like(problem.right, memory_format=torch.contiguous_format)
     count = torch.zeros(len(side), dtype=torch.int64)
     done = torch.zeros(len(side), dtype=torch.bool)
     outputs = (side, value, multiplier, count, done)
-    _all(core.program, data, steps, *(x.numpy() for x in outputs))
+    _all(core.kernel_tables, data, steps, *(x.numpy() for x in outputs))
     return Faces(side, value, count, done, multiplier)
 
 
@@ -62,7 +62,7 @@ def _rows(x: Tensor) -> Array:
 
 @compiled
 def _all(
-    program: Program, data: Data, steps: int, side: Sides, value: Array, multiplier: Array, count: Array, done: Array
+    tables: Tables, data: Data, steps: int, side: Sides, value: Array, multiplier: Array, count: Array, done: Array
 ) -> None:
     """All elements, one after the other."""
     b, centre, weight, natural, lower, upper = data
@@ -77,15 +77,15 @@ def _all(
             upper[min(e, len(upper) - 1)],
         )
         while count[e] < steps and not done[e]:
-            _sweep(program, own, side[e], nodes, rows, multiplier[e])
+            _sweep(tables, own, side[e], nodes, rows, multiplier[e])
             done[e] = _choose(own, side[e], nodes[PULL], value[e])
             count[e] += 1
 
 
 @compiled
-def _sweep(program: Program, data: Data, side: Sides, nodes: Array, rows: Array, multiplier: Array) -> None:
+def _sweep(tables: Tables, data: Data, side: Sides, nodes: Array, rows: Array, multiplier: Array) -> None:
     """Multipliers of the rows and ``A^T y``, given the sides."""
-    start, number, up, up_coefficient, variable, coefficient = program
+    start, number, up, up_coefficient, variable, coefficient = tables
     b = data[0]
     m, v, pull = nodes[M], nodes[V], nodes[PULL]
     for i in range(len(side)):

@@ -1,4 +1,4 @@
-"""The one quadratic programme that polyhedral projections are brought to, over leading dimensions flattened to L.
+"""The one quadratic problem that polyhedral projections are brought to, over leading dimensions flattened to L.
 
     minimise  sum_i (v_i - c_i)^2 / (2 w_i) + l_i v_i     subject to  B v = b,   lower <= v <= upper.
 
@@ -22,8 +22,8 @@ NEAR = 1e-12  # how far beyond its bound a free variable may be, relative to its
 
 
 @dataclass(frozen=True)
-class Programme:
-    """One programme per element of the leading dimension L; float64, no gradients."""
+class QuadraticProblem:
+    """One problem per element of the leading dimension L; float64, no gradients."""
 
     core: Structure | None  # B; None if there are no rows
     right: Tensor  # b, (L, q)

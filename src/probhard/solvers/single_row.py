@@ -12,36 +12,36 @@ from torch import Tensor
 
 from probhard.rows.base import divide
 from probhard.rows.disjoint import DisjointRows
-from probhard.solvers.quadratic import Faces, Programme
+from probhard.solvers.quadratic import Faces, QuadraticProblem
 
 QUICK, STEPS = 15, 100
 ROUNDING = 1e-15  # gap of a root, relative to the terms of its row
 
 
 @torch.no_grad()
-def nearest(programme: Programme) -> Faces:
+def solve(problem: QuadraticProblem) -> Faces:
     """The sides of the optimal points; where the set is empty those of the nearest vertex."""
-    found = _plain(programme)
+    found = _plain(problem)
     left = torch.nonzero(~found.done).squeeze(-1)
-    return found.updated(left, _bracketed(programme.select(left))) if len(left) else found
+    return found.updated(left, _bracketed(problem.select(left))) if len(left) else found
 
 
-def _plain(programme: Programme) -> Faces:
+def _plain(problem: QuadraticProblem) -> Faces:
     """Newton's steps alone, from the projection without bounds."""
-    rows = programme.core
+    rows = problem.core
     assert isinstance(rows, DisjointRows)
-    a, w, c = rows.split_coefficient(), rows.split(programme.weight), rows.split(programme.centre)
-    lower, upper = rows.split(programme.lower), rows.split(programme.upper)
+    a, w, c = rows.split_coefficient(), rows.split(problem.weight), rows.split(problem.centre)
+    lower, upper = rows.split(problem.lower), rows.split(problem.upper)
     reach = w * a
     squared = reach * a
-    y = divide(rows.sums(a * c) - programme.right, rows.sums(squared))
-    size = ROUNDING * (rows.sums((a * c).abs()) + programme.right.abs())
+    y = divide(rows.sums(a * c) - problem.right, rows.sums(squared))
+    size = ROUNDING * (rows.sums((a * c).abs()) + problem.right.abs())
     steps = torch.ones_like(y, dtype=torch.int64)
     settled = torch.zeros_like(y, dtype=torch.bool)
     for _ in range(QUICK):
         target = torch.addcmul(c, reach, rows.spread(y), value=-1)
         value = target.clamp(lower, upper)
-        gap = rows.sums(a * value) - programme.right
+        gap = rows.sums(a * value) - problem.right
         settled = gap.abs() <= size
         if bool(settled.all()):
             break
@@ -53,13 +53,13 @@ def _plain(programme: Programme) -> Faces:
     return Faces(rows.join(side), rows.join(value), steps.amax(-1), settled.all(-1), y)
 
 
-def _bracketed(programme: Programme) -> Faces:
+def _bracketed(problem: QuadraticProblem) -> Faces:
     """Newton's steps kept inside a bracket."""
-    rows = programme.core
+    rows = problem.core
     assert isinstance(rows, DisjointRows)
     split = rows.split
-    a, w, c = rows.split_coefficient(), split(programme.weight), split(programme.centre)
-    lower, upper = split(programme.lower), split(programme.upper)
+    a, w, c = rows.split_coefficient(), split(problem.weight), split(problem.centre)
+    lower, upper = split(problem.lower), split(problem.upper)
     reach = w * a
     usable = reach != 0
     inverse = torch.where(usable, 1 / torch.where(usable, reach, 1.0), 0.0)
@@ -71,7 +71,7 @@ def _bracketed(programme: Programme) -> Faces:
     low, high = torch.where(known, low, 0.0), torch.where(known, high, 0.0)
     span = (high - low).clamp(min=1e-300)
     low, high = low - span, high + span
-    y = torch.zeros_like(programme.right).clamp(low, high)
+    y = torch.zeros_like(problem.right).clamp(low, high)
     open_low, open_high = torch.ones_like(y, dtype=torch.bool), torch.ones_like(y, dtype=torch.bool)
     previous = torch.full_like(c, 9, dtype=torch.int8)
     steps = torch.zeros_like(y, dtype=torch.int64)
@@ -81,7 +81,7 @@ def _bracketed(programme: Programme) -> Faces:
     for _ in range(STEPS):
         target = c - reach * rows.spread(y)
         side = (target > upper).to(torch.int8) - (target < lower).to(torch.int8)
-        gap = rows.sums(a * target.clamp(lower, upper)) - programme.right
+        gap = rows.sums(a * target.clamp(lower, upper)) - problem.right
         slope = rows.sums(torch.where(side == 0, squared, 0.0))
         same = (side == previous).all(-1) if rows.group is None else _same(rows, side == previous)
         settled = settled | (same & inside) | (gap == 0)
@@ -115,7 +115,7 @@ def _extreme(rows: DisjointRows, ends: Tensor, start: float, how: str) -> Tensor
     ends = ends.amin(0) if how == "amin" else ends.amax(0)
     if rows.group is None:
         return ends.amin(-1) if how == "amin" else ends.amax(-1)
-    found = ends.new_full((*ends.shape[:-1], rows.rows), start)
+    found = ends.new_full((*ends.shape[:-1], rows.row_count), start)
     return found.scatter_reduce(-1, rows.group.expand(ends.shape), ends, how)
 
 

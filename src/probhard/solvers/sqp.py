@@ -70,7 +70,7 @@ class Linearised:
         regular = (pivots.amin(-1) > 1e-7 * pivots.amax(-1)) & torch.isfinite(h).all(-1)
         return cls(h, tangent, weight, regular)
 
-    def rows(self, x: Tensor) -> Tensor:
+    def push(self, x: Tensor) -> Tensor:
         """``J x``."""
         return self.tangent.core.apply(x)
 
@@ -88,7 +88,7 @@ class Linearised:
 
     def dual(self, v: Tensor) -> Tensor:
         """``P^T v``: what is left of a dual vector on the tangent space."""
-        return v - self.pull(self.multiplier(self.rows(self.weight.apply(v))))
+        return v - self.pull(self.multiplier(self.push(self.weight.apply(v))))
 
     def relative(self, u: Tensor) -> Tensor:
         """Largest residual relative to the terms that should cancel, (*lead,)."""
@@ -97,7 +97,7 @@ class Linearised:
 
 
 @torch.no_grad()
-def nearest(
+def solve(
     constraint: NonlinearEquality,
     z: Tensor,  # (*lead, n), float64
     weight: Covariance,
@@ -110,7 +110,7 @@ def nearest(
     """
     if z.dim() == 1:  # one point is a batch of one
         start = None if start is None else start.unsqueeze(0)
-        state = nearest(constraint, z.unsqueeze(0), weight, start, hessian)
+        state = solve(constraint, z.unsqueeze(0), weight, start, hessian)
         return State(*(value.squeeze(0) for value in vars(state).values()))
     lead, n = z.shape[:-1], z.shape[-1]
     state = _run(constraint, z, weight, _begin(constraint, z, weight, start), QUICK, exact=hessian)
@@ -148,9 +148,9 @@ def _begin(constraint: NonlinearEquality, z: Tensor, weight: Covariance, start: 
         near, point = Linearised.at(constraint, start, weight), start
         if isinstance(weight, Diagonal):
             y = divide(point - z, weight.variance)
-            multiplier = -near.multiplier(near.rows(weight.apply(y)))
+            multiplier = -near.multiplier(near.push(weight.apply(y)))
         else:  # a full step first: Q (u - z) of an arbitrary point would need Q
-            multiplier = near.multiplier(near.h + near.rows(z - point))
+            multiplier = near.multiplier(near.h + near.push(z - point))
             point, y = z - near.move(multiplier), -near.pull(multiplier)
     done = torch.zeros_like(zero, dtype=torch.bool)
     steps = torch.zeros_like(zero, dtype=torch.int64)
@@ -193,7 +193,7 @@ def _run(constraint: NonlinearEquality, z: Tensor, weight: Covariance, state: St
 
 def _measured(near: Linearised, z: Tensor, state: State) -> tuple[State, Tensor, Tensor]:
     """The full step (and its image under Q), and who is finished."""
-    multiplier = near.multiplier(near.h + near.rows(z - state.u))
+    multiplier = near.multiplier(near.h + near.push(z - state.u))
     step = z - near.move(multiplier) - state.u
     slope = -near.pull(multiplier) - state.y
     size = state.u.norm(dim=-1) + z.norm(dim=-1)

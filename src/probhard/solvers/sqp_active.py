@@ -14,7 +14,7 @@ from torch import Tensor
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.rows.dense import DenseRows
 from probhard.solvers import active_set
-from probhard.solvers.quadratic import Faces, Programme
+from probhard.solvers.quadratic import Faces, QuadraticProblem
 
 STEPS = 40
 HALVINGS = 10
@@ -22,21 +22,21 @@ SMALL = 1e-7  # relative length of a step after which the sides are believed
 
 
 @torch.no_grad()
-def faces(equation: NonlinearEquality, programme: Programme, start: Tensor, unequal: Tensor) -> Faces:
+def faces(equation: NonlinearEquality, problem: QuadraticProblem, start: Tensor, unequal: Tensor) -> Faces:
     """The sides at the nearest points.
 
     Args:
         equation: Functions of (u, s), with the slacks s of inequalities added.
-        programme: Centre, weights and bounds of (u, s); its rows are not looked at.
+        problem: Centre, weights and bounds of (u, s); its rows are not looked at.
         start: Where to begin, (L, n).
         unequal: Which functions are inequalities, (q,) bool.
     """
     n = start.shape[-1]
-    z, w = programme.centre[..., :n], programme.weight[..., :n]
+    z, w = problem.centre[..., :n], problem.weight[..., :n]
     inverse = torch.where(w > 0, 1 / torch.where(w > 0, w, 1.0), 0.0)
     u, penalty = start, torch.zeros_like(start[..., 0])
     side: Tensor | None = None
-    slack = programme.centre[..., n:]
+    slack = problem.centre[..., n:]
     multiplier: Tensor | None = None
     done = torch.zeros_like(penalty, dtype=torch.bool)
     total: Faces | None = None
@@ -55,17 +55,17 @@ def faces(equation: NonlinearEquality, programme: Programme, start: Tensor, uneq
             bent = equation.curvature(v, multiplier, ones)[..., :n].clamp(min=0).nan_to_num(0.0)
         weight = torch.where(w > 0, 1 / (inverse + bent), 0.0)
         centre = torch.where(w > 0, weight * (inverse * z + bent * u), z)
-        part = Programme(
+        part = QuadraticProblem(
             DenseRows(rows),
             right,
             torch.cat([centre, slack], -1),
-            torch.cat([weight, programme.weight[..., n:]], -1),
-            torch.cat([torch.maximum(weight, 1e-12 * weight.amax(-1, keepdim=True)), programme.natural[..., n:]], -1),
-            programme.lower,
-            programme.upper,
-            programme.costed,
+            torch.cat([weight, problem.weight[..., n:]], -1),
+            torch.cat([torch.maximum(weight, 1e-12 * weight.amax(-1, keepdim=True)), problem.natural[..., n:]], -1),
+            problem.lower,
+            problem.upper,
+            problem.costed,
         )
-        found = active_set.nearest(part, side)
+        found = active_set.solve(part, side)
         step = torch.where(found.done.unsqueeze(-1), found.value[..., :n] - u, 0.0)
         penalty = torch.maximum(penalty, 1.5 * found.multiplier.abs().amax(-1).nan_to_num(0.0))
         before = merit(u, f)

@@ -88,7 +88,7 @@ class Tangent(Differential):
 
     def apply(self, x: Tensor) -> Tensor:
         free = self.system.free(x.to(self.dtype))
-        return self._exact(self._nearest(free, free.new_zeros(self.core.rows))).to(x.dtype)
+        return self._exact(self._nearest(free, free.new_zeros(self.core.row_count))).to(x.dtype)
 
     def _exact(self, x: Tensor) -> Tensor:
         """Set pinned variables of x (..., n) to 0."""

@@ -38,7 +38,7 @@ class Pooling:
         self.first, self.side, self.inverse, self.free = first, side, 1 / weight, (side == 0).to(weight)
         self.edge = edge
         self.binds = [bind for _, bind in rows]
-        self.rows = [torch.where(bind, self.sign if row is None else row, 0.0) for row, bind in rows]
+        self.normals = [torch.where(bind, self.sign if row is None else row, 0.0) for row, bind in rows]
 
     @cached_property
     def sign(self) -> Tensor:
@@ -60,12 +60,12 @@ class Pooling:
     @cached_property
     def responses(self) -> list[Tensor]:
         """The columns of ``B = F M W C``."""
-        return [self.free * self.total(row) / self.mass for row in self.rows]
+        return [self.free * self.total(row) / self.mass for row in self.normals]
 
     @cached_property
     def gram(self) -> list[Tensor]:
         """The entries of ``S = C^T B`` on and above the diagonal; a row that does not bind counts as 1."""
-        entries = [_dot(self.rows[i], self.responses[j]) for i, j in self._pairs]
+        entries = [_dot(self.normals[i], self.responses[j]) for i, j in self._pairs]
         return [entry + self._idle(i, j) for entry, (i, j) in zip(entries, self._pairs)]
 
     def average(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Pooling:
         """``u - B S^-1 (C^T u - t)`` for targets t (*lead,) of the rows."""
         residuals = [
             _dot(row, u) - torch.where(bind, target.unsqueeze(-1), 0.0)
-            for row, bind, target in zip(self.rows, self.binds, targets)
+            for row, bind, target in zip(self.normals, self.binds, targets)
         ]
         for response, multiplier in zip(self.responses, self.multipliers(residuals)):
             u = u - response * multiplier
@@ -95,13 +95,13 @@ class Pooling:
 
     def apply(self, x: Tensor) -> Tensor:
         """``T x`` for x (*samples, *lead, nx)."""
-        return self.balanced(self.average(x), [x.new_zeros(())] * len(self.rows))
+        return self.balanced(self.average(x), [x.new_zeros(())] * len(self.normals))
 
     def transpose(self, x: Tensor) -> Tensor:
         """``T^T x``."""
         x = self.free * x
         multipliers = self.multipliers([_dot(response, x) for response in self.responses])
-        for row, multiplier in zip(self.rows, multipliers):
+        for row, multiplier in zip(self.normals, multipliers):
             x = x - self.free * row * multiplier
         return self.inverse * self.total(x) / self.mass
 
@@ -112,12 +112,12 @@ class Pooling:
         from the others. Both are formed from sums over the others, which leaves what is fixed at exactly 0.
         """
         own = self.free * self.total(variance * self.inverse.square()) / self.mass.square()
-        if not self.rows:
+        if not self.normals:
             return own
         pairs = [self.responses[i] * self.responses[j] * self.mass for i, j in self._pairs]
         rest = [self._others(pair) + self._idle(i, j) for pair, (i, j) in zip(pairs, self._pairs)]
         noise = [self._others(pair * own * self.mass) for pair in pairs]
-        if len(self.rows) == 1:
+        if len(self.normals) == 1:
             return own * (rest[0] / self.gram[0]).square() + noise[0] * (self.responses[0] / self.gram[0]).square()
         determinant = self.gram[0] * self.gram[2] - self.gram[1].square()
         kept = (rest[0] * rest[2] - rest[1].square()).clamp(min=0) / determinant
@@ -126,7 +126,7 @@ class Pooling:
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:
-        return [(i, j) for i in range(len(self.rows)) for j in range(i, len(self.rows))]
+        return [(i, j) for i in range(len(self.normals)) for j in range(i, len(self.normals))]
 
     def _idle(self, i: int, j: int) -> Tensor | float:
         return (~self.binds[i]).to(self.inverse) if i == j else 0.0

@@ -14,18 +14,18 @@ import numpy as np
 
 from probhard._util.jit import Array, compiled
 from probhard.rows._kernels.sparse import LANES, TINY, Numbers, load, store
-from probhard.rows._kernels.sweeps import Program, ratio
+from probhard.rows._kernels.sweeps import Tables, ratio
 
 # Of a fixed W: the rows' keep, give, p and (k_x keep)^2 (all 0 or 1 at a root), then of each inside variable
 # g, k^2, (t g)^2 and (p g)^2.
 Gains = tuple[Array, Array, Array, Array, Array, Array, Array, Array]
-Stages = tuple[tuple[Program, Gains], ...]  # forests that are swept one after the other
+Stages = tuple[tuple[Tables, Gains], ...]  # forests that are swept one after the other
 
 
 @compiled
-def gains(program: Program, w: Array) -> Gains:
+def gains(tables: Tables, w: Array) -> Gains:
     """The coefficients of the linear sweeps for weights w (n,)."""
-    start, number, up, up_coefficient, variable, coefficient = program
+    start, number, up, up_coefficient, variable, coefficient = tables
     q, size = len(number), len(variable)
     keep, give, coupling, own = np.zeros(q), np.zeros(q), np.zeros(q), np.zeros(q)
     share, kept, others, above = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
@@ -51,9 +51,9 @@ def gains(program: Program, w: Array) -> Gains:
 
 
 @compiled
-def _project(program: Program, gains: Gains, b: Array, m: Array, gap: Array) -> None:
+def _project(tables: Tables, gains: Gains, b: Array, m: Array, gap: Array) -> None:
     """Replace points by their projections."""
-    start, number, up, _, variable, coefficient = program
+    start, number, up, _, variable, coefficient = tables
     keep, give, coupling, share = gains[0], gains[1], gains[2], gains[4]
     lanes = m.shape[1]
     for r in range(len(number)):
@@ -78,9 +78,9 @@ def _project(program: Program, gains: Gains, b: Array, m: Array, gap: Array) -> 
 
 
 @compiled
-def _project_adjoint(program: Program, gains: Gains, of: Array, of_gap: Array, of_b: Array) -> None:
+def _project_adjoint(tables: Tables, gains: Gains, of: Array, of_gap: Array, of_b: Array) -> None:
     """Replace gradients of the projections by those of the points and of b."""
-    start, number, up, _, variable, coefficient = program
+    start, number, up, _, variable, coefficient = tables
     keep, give, coupling, share = gains[0], gains[1], gains[2], gains[4]
     lanes = of.shape[1]
     for r in range(len(number)):
@@ -108,9 +108,9 @@ def _project_adjoint(program: Program, gains: Gains, of: Array, of_gap: Array, o
 
 
 @compiled
-def _variance(program: Program, gains: Gains, s: Array, h: Array, total: Array, rest: Array) -> None:
+def _variance(tables: Tables, gains: Gains, s: Array, h: Array, total: Array, rest: Array) -> None:
     """Replace h, at first the variances s, by the projected ones."""
-    start, number, up, _, variable, coefficient = program
+    start, number, up, _, variable, coefficient = tables
     keep, give, _, own, _, kept, others, above = gains
     lanes = s.shape[1]
     for r in range(len(number)):
@@ -135,9 +135,9 @@ def _variance(program: Program, gains: Gains, s: Array, h: Array, total: Array, 
 
 
 @compiled
-def _variance_adjoint(program: Program, gains: Gains, of: Array, rest: Array, own_part: Array, total: Array) -> None:
+def _variance_adjoint(tables: Tables, gains: Gains, of: Array, rest: Array, own_part: Array, total: Array) -> None:
     """Replace gradients of the projected variances by those of s; ``rest`` and ``own_part`` (n, lanes) are scratch."""
-    start, number, up, _, variable, coefficient = program
+    start, number, up, _, variable, coefficient = tables
     keep, give, _, own, _, kept, others, above = gains
     lanes = of.shape[1]
     rest[:], own_part[:] = of, 0.0
@@ -167,25 +167,25 @@ def _variance_adjoint(program: Program, gains: Gains, of: Array, rest: Array, ow
 
 
 @compiled
-def project(program: Program, gains: Gains, z: Numbers, b: Numbers, out: Numbers) -> None:
+def project(tables: Tables, gains: Gains, z: Numbers, b: Numbers, out: Numbers) -> None:
     """Write the projections of points z (batch, n)."""
     n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
     point, gap, right = np.empty((n, lanes)), np.empty((q, lanes)), np.empty((q, lanes))
     for first in range(0, z.shape[0], lanes):
         load(z, first, point)
         load(b, first, right)
-        _project(program, gains, right, point, gap)
+        _project(tables, gains, right, point, gap)
         store(point, first, out)
 
 
 @compiled
-def project_adjoint(program: Program, gains: Gains, of_mean: Numbers, of_z: Numbers, of_b: Numbers) -> None:
+def project_adjoint(tables: Tables, gains: Gains, of_mean: Numbers, of_z: Numbers, of_b: Numbers) -> None:
     """Write the gradients of z (batch, n) and b (batch, q)."""
     n, q, lanes = of_mean.shape[1], of_b.shape[1], min(LANES, of_mean.shape[0])
     of, gap, right = np.empty((n, lanes)), np.empty((q, lanes)), np.empty((q, lanes))
     for first in range(0, of_mean.shape[0], lanes):
         load(of_mean, first, of)
-        _project_adjoint(program, gains, of, gap, right)
+        _project_adjoint(tables, gains, of, gap, right)
         store(of, first, of_z)
         store(right, first, of_b)
 

@@ -29,7 +29,7 @@ Numbers = NDArray[np.floating]  # of the caller's dtype
 # Columns of L (start of each, row of each entry, start of each one's pairs, entry of each pair), then the terms of
 # A W A^T (variable, entry, product, product counted twice off the diagonal), then A (row, variable, value). A plain
 # tuple: numba's files on disk would name a class, and could not be read once it has changed.
-Program = tuple[Index, Index, Index, Index, Index, Index, Array, Array, Index, Index, Array]
+Tables = tuple[Index, Index, Index, Index, Index, Index, Array, Array, Index, Index, Array]
 
 
 @compiled
@@ -50,9 +50,9 @@ def store(lanes: Numbers, first: int, out: Numbers) -> None:
 
 
 @compiled
-def _assemble(program: Program, weight: Array, out: Array) -> None:
+def _assemble(tables: Tables, weight: Array, out: Array) -> None:
     """Entries of ``A diag(weight) A^T``."""
-    variable, entry, product = program[4], program[5], program[6]
+    variable, entry, product = tables[4], tables[5], tables[6]
     out[:] = 0.0
     for t in range(len(entry)):
         e, i, a = entry[t], variable[t], product[t]
@@ -61,9 +61,9 @@ def _assemble(program: Program, weight: Array, out: Array) -> None:
 
 
 @compiled
-def _forms(program: Program, entries: Array, out: Array) -> None:
+def _forms(tables: Tables, entries: Array, out: Array) -> None:
     """``q_i(X)`` from the entries of X."""
-    variable, entry, product = program[4], program[5], program[7]
+    variable, entry, product = tables[4], tables[5], tables[7]
     out[:] = 0.0
     for t in range(len(entry)):
         e, i, a = entry[t], variable[t], product[t]
@@ -81,9 +81,9 @@ def _product(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers
 
 
 @compiled
-def _eliminate(program: Program, x: Array, column: Array) -> None:
+def _eliminate(tables: Tables, x: Array, column: Array) -> None:
     """Replace the entries of M by d and l of each column; ``column`` is scratch."""
-    start, pair, target = program[0], program[2], program[3]
+    start, pair, target = tables[0], tables[2], tables[3]
     lanes = x.shape[1]
     for p in range(len(start) - 1):
         base, size, t = start[p] + 1, start[p + 1] - start[p] - 1, pair[p]
@@ -99,9 +99,9 @@ def _eliminate(program: Program, x: Array, column: Array) -> None:
 
 
 @compiled
-def _invert(program: Program, x: Array, inverse: Array) -> None:
+def _invert(tables: Tables, x: Array, inverse: Array) -> None:
     """Entries of Z from the columns of L D L^T."""
-    start, pair, target = program[0], program[2], program[3]
+    start, pair, target = tables[0], tables[2], tables[3]
     lanes = x.shape[1]
     for p in range(len(start) - 2, -1, -1):
         base, size, t = start[p] + 1, start[p + 1] - start[p] - 1, pair[p]
@@ -125,9 +125,9 @@ def _invert(program: Program, x: Array, inverse: Array) -> None:
 
 
 @compiled
-def _differentiate(program: Program, x: Array, inverse: Array, g: Array, column: Array) -> None:
+def _differentiate(tables: Tables, x: Array, inverse: Array, g: Array, column: Array) -> None:
     """Replace the entries of G by those of ``Z G Z``, minus the derivative of Z along G."""
-    start, pair, target = program[0], program[2], program[3]
+    start, pair, target = tables[0], tables[2], tables[3]
     lanes = x.shape[1]
     for p in range(len(start) - 1):
         base, size, t = start[p] + 1, start[p + 1] - start[p] - 1, pair[p]
@@ -170,9 +170,9 @@ def _differentiate(program: Program, x: Array, inverse: Array, g: Array, column:
 
 
 @compiled
-def _substitute(program: Program, x: Array, r: Array) -> None:
+def _substitute(tables: Tables, x: Array, r: Array) -> None:
     """Replace r (q, lanes) by ``M^-1 r``."""
-    start, row = program[0], program[1]
+    start, row = tables[0], tables[1]
     lanes = x.shape[1]
     for p in range(len(start) - 1):
         own = row[start[p]]
@@ -203,17 +203,17 @@ def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers
 
 
 @compiled
-def factorise(program: Program, weight: Array, lanes: int) -> tuple[Array, Array]:
+def factorise(tables: Tables, weight: Array, lanes: int) -> tuple[Array, Array]:
     """Columns of L D L^T (chunks, entries, lanes) and pivots (batch, q) for weights (batch, n)."""
-    start, row = program[0], program[1]
+    start, row = tables[0], tables[1]
     count, n = weight.shape
     chunks = (count + lanes - 1) // lanes
     factor, pivots = np.empty((chunks, len(row), lanes)), np.empty((count, len(start) - 1))
     w, scratch = np.empty((n, lanes)), np.empty((len(start), lanes))
     for c in range(chunks):
         load(weight, c * lanes, w)
-        _assemble(program, w, factor[c])
-        _eliminate(program, factor[c], scratch)
+        _assemble(tables, w, factor[c])
+        _eliminate(tables, factor[c], scratch)
         for p in range(len(start) - 1):
             scratch[p] = factor[c, start[p]]
         store(scratch, c * lanes, pivots)
@@ -221,7 +221,7 @@ def factorise(program: Program, weight: Array, lanes: int) -> tuple[Array, Array
 
 
 @compiled
-def solve(program: Program, factor: Array, right: Array) -> Array:
+def solve(tables: Tables, factor: Array, right: Array) -> Array:
     """``M^-1 r`` for r (samples, batch, q); one chunk of the factor may serve all."""
     samples, count, rows = right.shape
     chunks, _, lanes = factor.shape
@@ -229,15 +229,15 @@ def solve(program: Program, factor: Array, right: Array) -> Array:
     for c in range((count + lanes - 1) // lanes):
         for s in range(samples):
             load(right[s], c * lanes, r)
-            _substitute(program, factor[c % chunks], r)
+            _substitute(tables, factor[c % chunks], r)
             store(r, c * lanes, out[s])
     return out
 
 
 @compiled
-def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tuple[Array, Array, Array]:
+def moments(tables: Tables, factor: Array, z: Array, w: Array, b: Array) -> tuple[Array, Array, Array]:
     """Points, roots of the variances (batch, n) and multipliers m (batch, q); b is (batch, q), or (1, q) for all."""
-    row, variable, value = program[8], program[9], program[10]
+    row, variable, value = tables[8], tables[9], tables[10]
     chunks, entries, lanes = factor.shape
     n, rows = z.shape[1], b.shape[1]
     mean, scale, multiplier = np.empty_like(z), np.empty_like(z), np.empty((z.shape[0], rows))
@@ -249,14 +249,14 @@ def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tu
         load(b, c * lanes, r)
         r *= -1.0
         _product(row, variable, value, point, r)
-        _substitute(program, factor[c], r)
+        _substitute(tables, factor[c], r)
         store(r, c * lanes, multiplier)
         pull[:] = 0.0
         _product(variable, row, value, r, pull)
         point -= weight * pull
         store(point, c * lanes, mean)
-        _invert(program, factor[c], inverse)
-        _forms(program, inverse, pull)
+        _invert(tables, factor[c], inverse)
+        _forms(tables, inverse, pull)
         point[:] = np.sqrt(np.maximum(weight - weight * weight * pull, 0.0))
         store(point, c * lanes, scale)
     return mean, scale, multiplier
@@ -264,7 +264,7 @@ def moments(program: Program, factor: Array, z: Array, w: Array, b: Array) -> tu
 
 @compiled
 def moments_adjoint(
-    program: Program,
+    tables: Tables,
     factor: Array,
     w: Array,  # (batch, n)
     multiplier: Array,  # (batch, q)
@@ -273,7 +273,7 @@ def moments_adjoint(
     of_scale: Array,  # (batch, n)
 ) -> tuple[Array, Array, Array]:
     """Gradients of z, w and b from those of the points and of the roots of the variances."""
-    row, variable, value = program[8], program[9], program[10]
+    row, variable, value = tables[8], tables[9], tables[10]
     chunks, entries, lanes = factor.shape
     (count, n), rows = w.shape, multiplier.shape[1]
     of_z, of_w, of_b = np.empty((count, n)), np.empty((count, n)), np.empty((count, rows))
@@ -289,7 +289,7 @@ def moments_adjoint(
         out[:] = weight * up
         r[:] = 0.0
         _product(row, variable, value, out, r)
-        _substitute(program, factor[c], r)
+        _substitute(tables, factor[c], r)
         store(r, c * lanes, of_b)
         down[:] = 0.0
         _product(variable, row, value, r, down)  # A^T y
@@ -298,14 +298,14 @@ def moments_adjoint(
         store(up, c * lanes, of_z)
         load(of_scale, c * lanes, up)
         load(scale, c * lanes, down)
-        _invert(program, factor[c], inverse)  # again, which takes no longer than to keep it
-        _forms(program, inverse, pull)
+        _invert(tables, factor[c], inverse)  # again, which takes no longer than to keep it
+        _forms(tables, inverse, pull)
         up *= 0.5 * down / (down * down + TINY)  # the gradient of v, 0 where v is 0
         out += up * (1.0 - 2.0 * weight * pull)
         up *= weight * weight
-        _assemble(program, up, g)
-        _differentiate(program, factor[c], inverse, g, scratch)
-        _forms(program, g, pull)
+        _assemble(tables, up, g)
+        _differentiate(tables, factor[c], inverse, g, scratch)
+        _forms(tables, g, pull)
         out += pull
         store(out, c * lanes, of_w)
     return of_z, of_w, of_b

@@ -25,7 +25,7 @@ from probhard.rows._kernels.sparse import LANES, TINY, Index, Numbers, load, sto
 
 # Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
 # coefficient; then the inside variables and their coefficients.
-Program = tuple[Index, Index, Index, Array, Index, Array]
+Tables = tuple[Index, Index, Index, Array, Index, Array]
 
 V, GAP, OF_V, OF_GAP = range(4)  # planes of ``rows`` (4, q, lanes)
 M, S, U, HAT = range(4)  # planes of ``nodes`` (4, n, lanes): m, v, u and hat v; of their gradients in the same order
@@ -38,9 +38,9 @@ def ratio(x: float, y: float) -> float:
 
 
 @compiled
-def _upward(program: Program, b: Array, nodes: Array, rows: Array) -> None:
+def _upward(tables: Tables, b: Array, nodes: Array, rows: Array) -> None:
     """V and gap of the rows, m and v of the shared variables in place of their z and w."""
-    start, number, up, up_coefficient, variable, coefficient = program
+    start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number)):
         for k in range(lanes):
@@ -61,9 +61,9 @@ def _upward(program: Program, b: Array, nodes: Array, rows: Array) -> None:
 
 
 @compiled
-def _downward(program: Program, nodes: Array, rows: Array) -> None:
+def _downward(tables: Tables, nodes: Array, rows: Array) -> None:
     """The results u and hat v of all variables."""
-    start, number, up, up_coefficient, variable, coefficient = program
+    start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number) - 1, -1, -1):
         x, p = max(up[r], 0), up_coefficient[r] if up[r] >= 0 else 0.0
@@ -78,7 +78,7 @@ def _downward(program: Program, nodes: Array, rows: Array) -> None:
 
 
 @compiled
-def moments(program: Program, z: Numbers, w: Numbers, b: Numbers, mean: Numbers, scale: Numbers) -> None:
+def moments(tables: Tables, z: Numbers, w: Numbers, b: Numbers, mean: Numbers, scale: Numbers) -> None:
     """Write points and roots of the variances (batch, n); b is (batch, q), or (1, q) for all."""
     n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
     nodes, rows, right = np.empty((4, n, lanes)), np.empty((4, q, lanes)), np.empty((q, lanes))
@@ -87,17 +87,17 @@ def moments(program: Program, z: Numbers, w: Numbers, b: Numbers, mean: Numbers,
         load(w, first, nodes[S])
         load(b, first, right)
         nodes[U], nodes[HAT] = nodes[M], nodes[S]  # of variables in no row
-        _upward(program, right, nodes, rows)
-        _downward(program, nodes, rows)
+        _upward(tables, right, nodes, rows)
+        _downward(tables, nodes, rows)
         nodes[HAT] = np.sqrt(nodes[HAT])
         store(nodes[U], first, mean)
         store(nodes[HAT], first, scale)
 
 
 @compiled
-def _downward_adjoint(program: Program, nodes: Array, rows: Array, of: Array) -> None:
+def _downward_adjoint(tables: Tables, nodes: Array, rows: Array, of: Array) -> None:
     """Gradients of m, v, V and gap as far as the downward sweep uses them; ``of`` holds those of u and hat v."""
-    start, number, up, up_coefficient, variable, coefficient = program
+    start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number)):
         x, p = max(up[r], 0), up_coefficient[r] if up[r] >= 0 else 0.0
@@ -123,9 +123,9 @@ def _downward_adjoint(program: Program, nodes: Array, rows: Array, of: Array) ->
 
 
 @compiled
-def _upward_adjoint(program: Program, nodes: Array, rows: Array, first: Array, of: Array, of_b: Array) -> None:
+def _upward_adjoint(tables: Tables, nodes: Array, rows: Array, first: Array, of: Array, of_b: Array) -> None:
     """Replace the gradients of m and v by those of z and w; ``first`` (2, n, lanes) holds z and w."""
-    start, number, up, up_coefficient, variable, coefficient = program
+    start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number) - 1, -1, -1):
         x, p = up[r], up_coefficient[r]
@@ -151,7 +151,7 @@ def _upward_adjoint(program: Program, nodes: Array, rows: Array, first: Array, o
 
 @compiled
 def moments_adjoint(
-    program: Program,
+    tables: Tables,
     z: Numbers,  # (batch, n)
     w: Numbers,  # (batch, n)
     b: Numbers,  # (batch or 1, q)
@@ -170,14 +170,14 @@ def moments_adjoint(
         load(w, first, given[1])
         load(b, first, right)
         nodes[M], nodes[S], nodes[U], nodes[HAT] = given[0], given[1], given[0], given[1]
-        _upward(program, right, nodes, rows)  # again, which takes no longer than to keep it
-        _downward(program, nodes, rows)
+        _upward(tables, right, nodes, rows)  # again, which takes no longer than to keep it
+        _downward(tables, nodes, rows)
         load(of_mean, first, of[U])
         load(of_scale, first, of[HAT])
         of[HAT] *= 0.5 * np.sqrt(nodes[HAT]) / (nodes[HAT] + TINY)  # the gradient of hat v, 0 where it is 0
         of[M], of[S] = of[U], of[HAT]  # of variables in no row
-        _downward_adjoint(program, nodes, rows, of)
-        _upward_adjoint(program, nodes, rows, given, of, right)
+        _downward_adjoint(tables, nodes, rows, of)
+        _upward_adjoint(tables, nodes, rows, given, of, right)
         store(of[M], first, of_z)
         store(of[S], first, of_w)
         store(right, first, of_b)

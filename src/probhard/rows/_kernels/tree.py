@@ -23,7 +23,7 @@ class Project(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, b: Tensor, factor: TreeFactor) -> Tensor:
         out = z.new_empty(z.shape)
         assert factor.gains is not None
-        fixed_sweeps.project(factor.tree.program, factor.gains, matrix(z), matrix(_matched(b, z)), matrix(out))
+        fixed_sweeps.project(factor.tree.kernel_tables, factor.gains, matrix(z), matrix(_matched(b, z)), matrix(out))
         ctx.factor, ctx.right = factor, b.shape
         return out
 
@@ -42,9 +42,11 @@ class Pull(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, factor: TreeFactor) -> tuple[Tensor, Tensor]:
-        of_z, of_b = gradient.new_empty(gradient.shape), gradient.new_empty(*gradient.shape[:-1], factor.tree.rows)
+        of_z, of_b = gradient.new_empty(gradient.shape), gradient.new_empty(*gradient.shape[:-1], factor.tree.row_count)
         assert factor.gains is not None
-        fixed_sweeps.project_adjoint(factor.tree.program, factor.gains, matrix(gradient), matrix(of_z), matrix(of_b))
+        fixed_sweeps.project_adjoint(
+            factor.tree.kernel_tables, factor.gains, matrix(gradient), matrix(of_z), matrix(of_b)
+        )
         ctx.factor = factor
         return of_z, of_b
 
@@ -86,7 +88,7 @@ class ChainPull(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         for factor in ctx.factors:
-            gradient = factor.project(gradient, gradient.new_zeros(factor.tree.rows))
+            gradient = factor.project(gradient, gradient.new_zeros(factor.tree.row_count))
         return gradient, None
 
 
@@ -123,7 +125,7 @@ class Moments(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
         right = _matched(b, z)
         mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
-        sweeps.moments(tree.program, matrix(z), matrix(w), matrix(right), matrix(mean), matrix(scale))
+        sweeps.moments(tree.kernel_tables, matrix(z), matrix(w), matrix(right), matrix(mean), matrix(scale))
         ctx.tree = tree
         ctx.save_for_backward(z, w, b)
         return mean, scale
@@ -136,7 +138,7 @@ class Moments(torch.autograd.Function):
         right = _matched(b, z)
         of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
         given = (matrix(z), matrix(w), matrix(right), matrix(gradients[0]), matrix(gradients[1]))
-        sweeps.moments_adjoint(ctx.tree.program, *given, matrix(of_z), matrix(of_w), matrix(of_b))
+        sweeps.moments_adjoint(ctx.tree.kernel_tables, *given, matrix(of_z), matrix(of_w), matrix(of_b))
         return of_z, of_w, of_b.sum_to_size(b.shape), None
 
 
@@ -147,4 +149,4 @@ def _matched(b: Tensor, z: Tensor) -> Tensor:
 
 def _stages(factors: tuple[TreeFactor, ...]) -> fixed_sweeps.Stages:
     """What the kernels need to know of the forests, in the order of the sweeps."""
-    return tuple((factor.tree.program, cast(fixed_sweeps.Gains, factor.gains)) for factor in factors)
+    return tuple((factor.tree.kernel_tables, cast(fixed_sweeps.Gains, factor.gains)) for factor in factors)

@@ -1,6 +1,6 @@
 """Monotone and taut profiles without bounds, and the numbers that all kernels of profiles share.
 
-Monotone regression pools adjacent violators. The penalty is solved by Johnson's dynamic programme over the knots of
+Monotone regression pools adjacent violators. The penalty is solved by Johnson's dynamic problem over the knots of
 the derivative of the cost-to-come, which keeps values at the knots and not slopes: weights may then range over 1e12.
 """
 
