@@ -22,6 +22,7 @@ class Metric(nn.Module):
     """Gives the weight W of a projection; subclass it and implement ``weight``."""
 
     fixed = True  # whether W is the same for every distribution
+    oblique = False  # whether W is the covariance of the distribution itself
 
     @abstractmethod
     def weight(
@@ -43,6 +44,7 @@ class Oblique(Metric):
     """Q = Sigma^-1: uncertain coordinates move, certain ones stay."""
 
     fixed = False
+    oblique = True
 
     def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
         if cov is None:

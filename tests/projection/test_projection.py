@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import Normal
 
 import probhard as ph
+from probhard._util import jit
 from registry import ALGORITHMS, CONSTRAINTS, COVARIANCES, METRICS, covariance, dense_projection, rand, randn, triangle
 
 BATCHES = [(), (3,), (2, 3)]
@@ -375,3 +376,20 @@ def test_half_precision_points_come_back_in_float32(constraints):
     for solution in (layer.project(points, constraint), layer.project_samples(points, constraint)):
         assert solution.value.dtype == torch.float32
         assert constraint.relative_violation(solution.value).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_the_oblique_projection_of_a_tree_runs_its_fused_kernel(dtype, bounded, monkeypatch):
+    """A cast must not change the path: the README's example runs one compiled sweep in both precisions."""
+    tree_kernels = pytest.importorskip("probhard.rows._kernels.tree")
+    if not jit.AVAILABLE:
+        pytest.skip("numba is not installed")
+    calls, fused = [], tree_kernels.Moments.apply
+    monkeypatch.setattr(tree_kernels.Moments, "apply", lambda *args: calls.append(args[0].dtype) or fused(*args))
+    constraint = ph.Hierarchy(torch.cat([torch.ones(1, 4), torch.kron(torch.eye(2), torch.ones(1, 2)), torch.eye(4)]))
+    if bounded:
+        constraint = constraint & ph.NonNegative()
+    loc, stddev = torch.ones(5, 7, dtype=dtype), torch.ones(5, 7, dtype=dtype)
+    assert ph.DPPL("oblique")((loc, stddev), constraint).variance.dtype == dtype
+    assert calls == [dtype]

@@ -65,7 +65,7 @@ def test_moments_and_their_gradients(structure, batch, shared):
     b = leaf(randn(q) if shared else randn(*batch, q))
     factor = structure.factor(w)
     assert isinstance(factor, KernelFactor)
-    found, expected = factor.moments(z, b, w), dense_moments(structure.dense(), z, w, b)
+    found, expected = factor.moments(z, b), dense_moments(structure.dense(), z, w, b)
     pull = [randn(*batch, n), randn(*batch, n)]
     gradients = torch.autograd.grad(found, (z, w, b), pull)
     for a, c in zip((*found, *gradients), (*expected, *torch.autograd.grad(expected, (z, w, b), pull))):
@@ -142,7 +142,7 @@ def test_batched_cotangents_and_forward_mode(structure):
     """What the kernels cannot serve goes through torch, with the same numbers."""
     n = structure.variables
     z, w, b = leaf(randn(3, n)), leaf(rand(3, n)), randn(structure.row_count)
-    outputs = structure.factor(w).moments(z, b, w)
+    outputs = structure.factor(w).moments(z, b)
     pulls = [randn(2, 3, n), randn(2, 3, n)]
     found = torch.autograd.grad(outputs, (z, w), pulls, is_grads_batched=True, retain_graph=True)
     for i in range(2):
@@ -153,7 +153,7 @@ def test_batched_cotangents_and_forward_mode(structure):
     directions = randn(3, n), randn(3, n)
     with forward_ad.dual_level():
         dual_z, dual_w = (forward_ad.make_dual(x.detach(), d) for x, d in zip((z, w), directions))
-        slopes = [forward_ad.unpack_dual(x).tangent for x in structure.factor(dual_w).moments(dual_z, b, dual_w)]
+        slopes = [forward_ad.unpack_dual(x).tangent for x in structure.factor(dual_w).moments(dual_z, b)]
     forward = sum((slope * pull[0]).sum() for slope, pull in zip(slopes, pulls))
     reverse = sum((found[i][0] * directions[i]).sum() for i in range(2))
     torch.testing.assert_close(forward, reverse, rtol=1e-9, atol=1e-10)
@@ -165,7 +165,7 @@ def test_certain_variables_stay_and_have_no_gradient(structure):
     w = rand(5, n)
     w[:, 3] = 0
     z, w = leaf(randn(5, n)), leaf(w)
-    mean, scale = structure.factor(w).moments(z, randn(structure.row_count), w)
+    mean, scale = structure.factor(w).moments(z, randn(structure.row_count))
     assert torch.equal(mean[:, 3], z[:, 3])
     assert scale[:, 3].tolist() == [0.0] * 5
     (gradient,) = torch.autograd.grad(scale.sum(), w)
@@ -182,7 +182,7 @@ def test_without_numba_torch_gives_the_same_numbers(structure, monkeypatch):
     monkeypatch.setattr(jit, "AVAILABLE", False)
     factor = structure.factor(w)
     assert isinstance(factor, SparseFactor)
-    found = factor.moments(z, b, w)
+    found = factor.moments(z, b)
     pull = [randn(5, n), randn(5, n)]
     for a, c in zip(
         (*found, *torch.autograd.grad(found, (z, w), pull)), (*expected, *torch.autograd.grad(expected, (z, w), pull))

@@ -54,7 +54,7 @@ def test_moments_and_gradients_are_those_of_dense_algebra(tree, batch, shared, f
     z, s = randn(*batch, 12).requires_grad_(), (rand(*batch, 12) + 0.1).requires_grad_()
     b = randn(*(() if shared else batch), 5).requires_grad_()
     w = rand(12) + 0.1 if fixed else s
-    found, expected = tree.factor(w).moments(z, b, s), dense(A, z, w, s, b)
+    found, expected = tree.factor(w).moments(z, b, s if fixed else None), dense(A, z, w, s, b)
     slopes = [randn(*batch, 12), randn(*batch, 12)]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     gradients = [torch.autograd.grad(pair, (z, s, b), slopes) for pair in (found, expected)]
@@ -66,7 +66,7 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(tree, fixe
     w = rand(12) + 0.3
 
     def moments(z, s, b):
-        return tree.factor(w if fixed else s).moments(z, b, s)
+        return tree.factor(w if fixed else s).moments(z, b, s if fixed else None)
 
     inputs = (randn(3, 12), rand(3, 12) + 0.3, randn(5))
     inputs = tuple(x.requires_grad_() for x in inputs)
@@ -91,7 +91,7 @@ def test_variables_of_no_variance_keep_their_values_and_finite_gradients(tree, f
     s[:, still] = 0.0
     s.requires_grad_()
     weight = torch.ones(12).index_fill(0, torch.tensor(still), 0.0)
-    point, scale = tree.factor(weight if fixed else s).moments(z, torch.zeros(5), s)
+    point, scale = tree.factor(weight if fixed else s).moments(z, torch.zeros(5), s if fixed else None)
     torch.testing.assert_close(point[:, still], z[:, still])
     assert float((point.detach() @ torch.from_numpy(sums().toarray()).mT).abs().max()) < 1e-14
     gradients = torch.autograd.grad((point, scale), (z, s), (randn(4, 12), randn(4, 12)))
@@ -107,7 +107,7 @@ def test_sums_hold_whatever_the_range_of_the_weights():
 
 def test_float32_points_are_projected_as_float64_ones_and_rounded(tree):
     z, s, b = randn(40, 12).float(), (rand(40, 12) + 0.1).float(), torch.zeros(5)
-    single = tree.factor(s).moments(z, b.float(), s)
+    single = tree.factor(s).moments(z, b.float())
     double = tree.plain_moments(z.double(), s.double(), b)
     assert single[0].dtype == torch.float32
     torch.testing.assert_close([x.double() for x in single], list(double), rtol=1e-6, atol=1e-7)
@@ -119,7 +119,8 @@ def test_batched_gradients_are_those_of_one_after_the_other(tree, kind):
     if kind == "points":
         found, inputs = tree.factor(w).project(z, b), (z,)
     else:
-        found, inputs = torch.cat(tree.factor(s if kind == "oblique" else w).moments(z, b, s)), (z, s)
+        own = kind == "oblique"
+        found, inputs = torch.cat(tree.factor(s if own else w).moments(z, b, None if own else s)), (z, s)
     slopes = randn(4, *found.shape)
     together = torch.autograd.grad(found, inputs, slopes, is_grads_batched=True, retain_graph=True)
     apart = [torch.autograd.grad(found, inputs, slope, retain_graph=True) for slope in slopes]

@@ -66,12 +66,14 @@ class Options:
     """How a layer wants its projections done.
 
     Args:
+        oblique: The weight is the covariance of the law that is projected.
         exact: Exact curvature in derivatives.
         dense: Ignore the structure of linear rows.
         hessian: Exact Hessians in every step of a nonlinear projection.
         validate: Check values in eager mode.
     """
 
+    oblique: bool = False
     exact: bool = False
     dense: bool = False
     hessian: bool = False

@@ -153,7 +153,11 @@ class DPPL(nn.Module):
         weight = self.metric.weight(z, cov)
         broadcast_batch(z.shape[:-1], weight.shape[:-1], "the distribution", "the metric")
         options = Options(
-            self.curvature == "exact", self.solver == "dense", self.solver == "newton", self.validate_args
+            oblique=self.metric.oblique and cov is not None,
+            exact=self.curvature == "exact",
+            dense=self.solver == "dense",
+            hessian=self.solver == "newton",
+            validate=self.validate_args,
         )
         return projector_of(constraint, z, weight, options)
 

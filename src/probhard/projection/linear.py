@@ -16,7 +16,7 @@ class LinearProjector(Projector):
     """``A u = b`` in closed form."""
 
     def __init__(self, constraint: LinearEquality, weight: Covariance, options: Options) -> None:
-        self.constraint, self.validate = constraint, options.validate
+        self.constraint, self.validate, self.oblique = constraint, options.validate, options.oblique
         make = DenseTangent if options.dense else tangent_of
         self.tangent = make(constraint.system, weight)
         if options.validate and checking():
@@ -26,7 +26,7 @@ class LinearProjector(Projector):
         return self._finished(self.tangent.project(z, self.constraint.b))
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        mean, scale = self.tangent.moments(z, self.constraint.b, cov)
+        mean, scale = self.tangent.moments(z, self.constraint.b, None if self.oblique else cov)
         if not (self.validate and self.tangent.conditioned and checking()):
             return None, mean, scale, self.tangent  # the O(n) sweeps cannot lose feasibility
         solution = self._finished(mean)

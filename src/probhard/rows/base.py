@@ -104,12 +104,12 @@ class Factor(ABC):
         pull = self.structure.transpose(self.solve(self.structure.apply(z) - b))
         return torch.addcmul(z, self.weight, pull, value=-1)
 
-    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """The projected point and the root of the projected variances, together."""
+    def moments(self, z: Tensor, b: Tensor, s: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The projected point and the root of the projected variances, together; see ``variance`` for s."""
         return self.project(z, b), self.scale(s)
 
-    def scale(self, s: Tensor) -> Tensor:
-        """The root of the projected variances."""
+    def scale(self, s: Tensor | None = None) -> Tensor:
+        """The root of the projected variances; see ``variance`` for s."""
         return safe_sqrt(self.variance(s))
 
     @property
@@ -137,8 +137,8 @@ class Factor(ABC):
         return torch.where(images.abs() < 1e-14, 0.0, images.square())
 
     @abstractmethod
-    def variance(self, s: Tensor) -> Tensor:
-        """``diag(P diag(s) P^T)`` for s (*batch, n); ``s is self.weight`` marks the oblique case."""
+    def variance(self, s: Tensor | None = None) -> Tensor:
+        """``diag(P diag(s) P^T)`` for s (*batch, n); None is the oblique case, s = W, which has shorter formulas."""
 
     @abstractmethod
     def pivots(self) -> Tensor:

@@ -137,11 +137,11 @@ class BlockRowsFactor(Factor):
     def solve(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
         inverse = torch.cholesky_inverse(self.lower)
         share = self.weight * self.structure.quadratic(inverse)
-        if s is self.weight:
-            return (s * (1 - share)).clamp(min=0)
+        if s is None:
+            return (self.weight * (1 - share)).clamp(min=0)
         middle = inverse @ self.structure.schur(s) @ inverse
         return (s * (1 - 2 * share) + self.weight.square() * self.structure.quadratic(middle)).clamp(min=0)
 

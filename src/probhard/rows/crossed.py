@@ -82,7 +82,8 @@ class CrossedFactor(Factor):
             z = axis.project(z, z.new_zeros(axis.tree.row_count))
         return z
 
-    def scale(self, s: Tensor) -> Tensor:
+    def scale(self, s: Tensor | None = None) -> Tensor:
+        s = self.weight if s is None else s
         if s.numel() and plain(s) and self._compiled:
             return cast(Tensor, tree_kernels.Scale.apply(s, self.axes))
         return safe_sqrt(self.variance(s))
@@ -90,7 +91,8 @@ class CrossedFactor(Factor):
     def quick_scale(self, s: Tensor) -> Tensor | None:
         return self.scale(s).to(s.dtype)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
+        s = self.weight if s is None else s
         for axis in self.axes:
             s = axis.variance(s)
         return s

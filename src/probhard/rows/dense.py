@@ -65,16 +65,16 @@ class DenseRowsFactor(Factor):
     def solve(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
         matrix = self.structure.map.matrix
-        if s is self.weight:
+        if s is None:
             half = torch.linalg.solve_triangular(self.lower, self.scaled, upper=False)
-            found = s - half.square().sum(-2)
+            variance = self.weight - half.square().sum(-2)
         else:
             gain = torch.cholesky_solve(self.scaled, self.lower)  # K^T
             spread = matrix * s.unsqueeze(-2)  # A S
-            found = s - 2 * (gain * spread).sum(-2) + (gain * (spread @ matrix.mT @ gain)).sum(-2)
-        return torch.where(self.structure.determined, 0.0, found.clamp(min=0))
+            variance = s - 2 * (gain * spread).sum(-2) + (gain * (spread @ matrix.mT @ gain)).sum(-2)
+        return torch.where(self.structure.determined, 0.0, variance.clamp(min=0))
 
     def pivots(self) -> Tensor:
         regular = (self.info == 0).unsqueeze(-1)
@@ -131,11 +131,11 @@ class NullRowsFactor(Factor):
         r = r - matvec(self.scaled.mT, inner) / self.pivot_weight
         return matvec(self.structure.transform.mT, r)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
         structure = self.structure
         combination = structure.combination
-        if s is self.weight:
-            eye = torch.eye(self.lower.shape[-1], dtype=s.dtype, device=s.device)
+        if s is None:
+            eye = torch.eye(self.lower.shape[-1], dtype=self.weight.dtype, device=self.weight.device)
             half = torch.linalg.solve_triangular(self.lower, eye, upper=False) * self.root.unsqueeze(-2)  # L^-1 R_b
             free, tied = half.square().sum(-2), (half @ combination.mT).square().sum(-2)
         else:
@@ -149,8 +149,7 @@ class NullRowsFactor(Factor):
             tied = ((combination @ gain).square() * parts[0]).sum(-1)
             tied = tied + ((combination @ stay).square() * parts[1]).sum(-1)
         order = torch.argsort(torch.cat([structure.pivot, structure.other]))
-        found = torch.cat([tied, free], -1).index_select(-1, order)
-        return torch.where(structure.determined, 0.0, found)
+        return torch.where(structure.determined, 0.0, torch.cat([tied, free], -1).index_select(-1, order))
 
     def pivots(self) -> Tensor:
         return torch.cat([self.pivot_weight, self.lower.diagonal(dim1=-2, dim2=-1)], -1)

@@ -116,7 +116,7 @@ class DisjointRows(Structure):
     def oblique_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The moments of blocks for W = S, by formulas that can be differentiated twice."""
         factor = self.factor(self.join(weight))
-        mean, scale = Factor.moments(factor, self.join(z), b, factor.weight)
+        mean, scale = Factor.moments(factor, self.join(z), b)
         return self.split(mean), self.split(scale)
 
 
@@ -132,27 +132,27 @@ class DisjointFactor(Factor):
     def solve(self, r: Tensor) -> Tensor:
         return divide(r, self.mass)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
         rows, a = self.structure, self.structure.split_coefficient()
         mass = rows.spread(torch.where(self.mass > 0, self.mass, 1.0))
         moved = rows.split(self.weight) * a.square()
         stay = (mass - moved).clamp(min=0) / mass  # exactly 0 for the only variable that can move
-        if s is self.weight:
-            return rows.join(rows.split(s) * stay)
+        if s is None:
+            return rows.join(rows.split(self.weight) * stay)
         own = rows.split(s) * a.square()
         others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
         gain = rows.split(self.weight) * (a / mass)
         return rows.join(rows.split(s) * stay.square() + gain.square() * others)
 
-    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        rows = self.structure
+    def moments(self, z: Tensor, b: Tensor, s: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        rows, spread = self.structure, self.weight if s is None else s
         fixed = self.weight.dim() == 1 and not self.weight.requires_grad
         trained = rows.coefficient.requires_grad  # the fused adjoints treat the rows as constants
-        if trained or not (rows.shared and checking() and (s is self.weight or fixed)):
+        if trained or not (rows.shared and checking() and (s is None or fixed)):
             return super().moments(z, b, s)
-        shape = broadcast(z.shape, s.shape, (*b.shape[:-1], z.shape[-1]))
-        blocks = rows.split(z.expand(shape)), rows.split(s.expand(shape)), b.expand(*shape[:-1], rows.row_count)
-        if s is self.weight:
+        shape = broadcast(z.shape, spread.shape, (*b.shape[:-1], z.shape[-1]))
+        blocks = rows.split(z.expand(shape)), rows.split(spread.expand(shape)), b.expand(*shape[:-1], rows.row_count)
+        if s is None:
             mean, scale = ObliqueMoments.apply(*blocks, rows.coefficient, rows.oblique_moments)
         else:
             gain = divide(rows.split(self.weight) * rows.coefficient, self.mass.unsqueeze(-1))

@@ -102,7 +102,7 @@ class SparseRows(Mapped):
 
     def plain_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The oblique moments by torch."""
-        return SparseFactor(self, weight).moments(z, b, weight)
+        return SparseFactor(self, weight).moments(z, b)
 
 
 class SparseFactor(Factor):
@@ -131,10 +131,10 @@ class SparseFactor(Factor):
             r = r.index_copy(0, step.pivot, r.index_select(0, step.pivot) / lift(pivot, r) - pull)
         return r.movedim(0, -1)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
         forms, plan, assembly = self.structure.assembly.forms, self.structure.plan, self.structure.assembly
         w = self.leading
-        if s is self.weight:
+        if s is None:
             inverse = _selected_inverse(plan, self.pivot, self.lower, self.block)
             return (w - w.square() * forms(inverse)).clamp(min=0).movedim(0, -1)
 
@@ -176,12 +176,12 @@ class KernelFactor(Factor):
             return self.plain.solve(r)
         return cast(Tensor, KernelSolve.apply(r.expand(*batch, -1), self.weight, self))
 
-    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        if s is not self.weight or z.shape != s.shape or not plain(z):
+    def moments(self, z: Tensor, b: Tensor, s: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if s is not None or z.shape != self.weight.shape or not plain(z):
             return super().moments(z, b, s)
-        return cast(tuple[Tensor, Tensor], KernelMoments.apply(z, s, b, self))
+        return cast(tuple[Tensor, Tensor], KernelMoments.apply(z, self.weight, b, self))
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
         return self.plain.variance(s)
 
     def pivots(self) -> Tensor:

@@ -259,8 +259,8 @@ class SquaredFactor(Factor):
     def solve(self, r: Tensor) -> Tensor:
         return self.factor.solve(r)
 
-    def variance(self, s: Tensor) -> Tensor:
-        return s @ self.squared
+    def variance(self, s: Tensor | None = None) -> Tensor:
+        return (self.weight if s is None else s) @ self.squared
 
     def pivots(self) -> Tensor:
         return self.factor.pivots()

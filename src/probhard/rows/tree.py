@@ -101,7 +101,7 @@ class Tree(Mapped):
 
     def plain_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The oblique moments by torch."""
-        return Factor.moments(self.factor(weight), z, b, weight)
+        return Factor.moments(self.factor(weight), z, b)
 
 
 class Messages(NamedTuple):
@@ -160,13 +160,14 @@ class TreeFactor(Factor):
         """Pivots of the rows, level by level."""
         return self.messages.pivot
 
-    def moments(self, z: Tensor, b: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        suited = jit.AVAILABLE and s is self.weight and z.shape == s.shape and b.dtype == z.dtype == s.dtype
-        if not (suited and plain(z) and z.numel()):
+    def moments(self, z: Tensor, b: Tensor, s: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        alike = z.shape == self.weight.shape and b.dtype == z.dtype == self.weight.dtype
+        if not (jit.AVAILABLE and s is None and alike and plain(z) and z.numel()):
             return super().moments(z, b, s)
-        return cast(tuple[Tensor, Tensor], tree_kernels.Moments.apply(z, s, b, self.tree))
+        return cast(tuple[Tensor, Tensor], tree_kernels.Moments.apply(z, self.weight, b, self.tree))
 
-    def scale(self, s: Tensor) -> Tensor:
+    def scale(self, s: Tensor | None = None) -> Tensor:
+        s = self.weight if s is None else s
         if s.numel() and plain(s) and self.gains is not None:
             return cast(Tensor, tree_kernels.Scale.apply(s, (self,)))
         return super().scale(s)
@@ -221,7 +222,8 @@ class TreeFactor(Factor):
         found.append(z.index_select(-1, self.tree.outside))
         return torch.cat(found, -1).index_select(-1, self.tree.order)
 
-    def variance(self, s: Tensor) -> Tensor:
+    def variance(self, s: Tensor | None = None) -> Tensor:
+        s = self.weight if s is None else s
         s = s.expand(broadcast(s.shape, self.weight.shape))
         heard = self._heard(s)
         found: list[Tensor] = []

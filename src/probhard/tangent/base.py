@@ -43,7 +43,8 @@ class Tangent(Differential):
 
     system: LinearSystem
     core: Structure
-    weight: Covariance
+    given: Covariance  # W as the metric gave it
+    weight: Covariance  # ... in the working precision, 0 for variables that may not move
     known: Pins | None = None  # variables that rows pin outright, kept exact where all rows are solved together
 
     @abstractmethod
@@ -55,8 +56,8 @@ class Tangent(Differential):
         """Positive exactly when ``A W A^T`` is regular."""
 
     @abstractmethod
-    def _variance(self, cov: Covariance) -> Tensor:
-        """``diag(P C P^T)`` in the working precision."""
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        """``diag(P C P^T)`` in the working precision; None is the oblique case, C = W."""
 
     @property
     def conditioned(self) -> bool:
@@ -82,8 +83,8 @@ class Tangent(Differential):
             value = value.index_copy(-1, self.known.variable, values.expand(*value.shape[:-1], -1))
         return value.to(z.dtype)
 
-    def moments(self, z: Tensor, b: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
-        """The projected point and the root of ``diag(P C P^T)``."""
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
+        """The projected point and the root of ``diag(P C P^T)``; see ``variance``."""
         return self.project(z, b), safe_sqrt(self.variance(cov))
 
     def apply(self, x: Tensor) -> Tensor:
@@ -103,8 +104,9 @@ class Tangent(Differential):
         pushed = self.core.transpose(self.multiplier(self.core.apply(self.weight.apply(y))))
         return self.system.free(y - pushed).to(x.dtype)
 
-    def variance(self, cov: Covariance) -> Tensor:
-        return self._exact(self._variance(cov)).to(cov.dtype)
+    def variance(self, cov: Covariance | None = None) -> Tensor:
+        """``diag(P C P^T)``, (*batch, n); None is the oblique case, C = W, which has shorter formulas."""
+        return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
 
     def _columns(self, matrix: Tensor) -> Tensor:
         """Columns of a matrix (*batch, n, k) as k points (k, *batch, n) that broadcast with the rows' batch."""

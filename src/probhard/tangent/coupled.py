@@ -44,10 +44,11 @@ class LowRankTangent(Tangent):
     def pivots(self) -> Tensor:
         return self.factor.pivots()
 
-    def _variance(self, cov: Covariance) -> Tensor:
-        if cov is self.given and self.system.held is None:
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        if cov is None and self.system.held is None:
             half = torch.linalg.solve_triangular(self.lower, self.moved.mT, upper=False)
-            return self.factor.variance(self.factor.weight) + half.square().sum(-2)
+            return self.factor.variance() + half.square().sum(-2)
+        cov = self.given if cov is None else cov
         if isinstance(cov, Diagonal):
             return self._diagonal_variance(cov.variance.to(self.dtype))
         if isinstance(cov, LowRank):
@@ -63,8 +64,8 @@ class LowRankTangent(Tangent):
         columns = spread.movedim(-1, 0)
         crossed = columns - self.factor.weight * self.core.transpose(self.factor.solve(self.core.apply(columns)))
         inner = self.moved @ (v.mT @ spread)
-        found = self.factor.variance(s) + ((inner - 2 * crossed.movedim(0, -1)) * self.moved).sum(-1)
-        return found.clamp(min=0)
+        variance = self.factor.variance(s) + ((inner - 2 * crossed.movedim(0, -1)) * self.moved).sum(-1)
+        return variance.clamp(min=0)
 
 
 class DenseTangent(Tangent):
@@ -99,8 +100,8 @@ class DenseTangent(Tangent):
         regular = (self.info == 0).unsqueeze(-1)
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
-    def _variance(self, cov: Covariance) -> Tensor:
-        return self._root_variance(cov.to(self.dtype))
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        return self._root_variance((self.given if cov is None else cov).to(self.dtype))
 
 
 def _mask(system: LinearSystem, weight: Covariance) -> Tensor:

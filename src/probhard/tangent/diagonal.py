@@ -25,6 +25,8 @@ class Identity(Diagonal):
 class DiagonalTangent(Tangent):
     """W diagonal: pins are substituted and the structure's own factor does the rest."""
 
+    given: Diagonal
+
     def __init__(self, system: LinearSystem, weight: Diagonal) -> None:
         assert system.core is not None
         like = weight.variance.new_empty(0, dtype=torch.float64 if system.core.double else weight.dtype)
@@ -51,10 +53,10 @@ class DiagonalTangent(Tangent):
     def pivots(self) -> Tensor:
         return self.factor.pivots()
 
-    def moments(self, z: Tensor, b: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
-        if not isinstance(cov, Diagonal):
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
+        if cov is not None and not isinstance(cov, Diagonal):
             return super().moments(z, b, cov)
-        if self.core.double and cov.dtype == z.dtype:
+        if cov is not None and self.core.double and cov.dtype == z.dtype:
             scale = self.factor.quick_scale(self.system.free(cov.variance))
             if scale is not None:
                 return self.project(z, b), scale
@@ -62,14 +64,15 @@ class DiagonalTangent(Tangent):
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
 
-    def _spread(self, cov: Diagonal) -> Tensor:
-        """Variances of the free variables; the factor's own weight where they are the same."""
-        if cov is self.given and self.system.held is None:
-            return self.factor.weight
-        return self.system.free(cov.variance.to(self.dtype))
+    def _spread(self, cov: Diagonal | None) -> Tensor | None:
+        """Variances of the free variables; None if they are the factor's weights."""
+        if cov is None and self.system.held is None:
+            return None
+        variance = self.given.variance if cov is None else cov.variance
+        return self.system.free(variance.to(self.dtype))
 
-    def _variance(self, cov: Covariance) -> Tensor:
-        if isinstance(cov, Diagonal):
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        if cov is None or isinstance(cov, Diagonal):
             return self.factor.variance(self._spread(cov))
         if isinstance(cov, LowRank):
             diagonal = self.factor.variance(self.system.free(cov.diagonal_part.to(self.dtype)))
@@ -81,7 +84,7 @@ class PinnedTangent(Tangent):
     """Every row pins one variable: the projection substitutes and moves nothing else."""
 
     def __init__(self, system: LinearSystem, weight: Covariance) -> None:
-        self.system, self.weight = system.at(weight.diagonal()), weight
+        self.system, self.given, self.weight = system.at(weight.diagonal()), weight, weight
 
     @property
     def conditioned(self) -> bool:
@@ -102,5 +105,5 @@ class PinnedTangent(Tangent):
     def transpose(self, x: Tensor) -> Tensor:
         return self.system.free(x)
 
-    def _variance(self, cov: Covariance) -> Tensor:
-        return self.system.free(cov.diagonal())
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        return self.system.free((self.weight if cov is None else cov).diagonal())
