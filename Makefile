@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m probhard demo
@@ -21,6 +21,9 @@ lint: $(VENV)/installed-test
 bench: $(VENV)/installed-peers
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -33,6 +36,10 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e ".[test]"
 	touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e ".[docs]"
+	touch $@
+
 # qpth asks for impossible versions of its dependencies, so it is built from source without them; where that fails, its
 # suite says that it is missing.
 $(VENV)/installed-peers: $(VENV)/installed
@@ -42,4 +49,4 @@ $(VENV)/installed-peers: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) demo-output site

@@ -17,7 +17,7 @@ from probhard.pde.surrogate import READERS as TRAINING
 pd = pytest.importorskip("pandas")
 
 PAGE = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
-BLOCKS = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```", PAGE, flags=re.S | re.M)
+BLOCKS = re.findall(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```', PAGE, flags=re.S | re.M)
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,8 +36,8 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert len(printed) == 4
     assert all("all feasible" in text for text in printed)
     assert "3 bottom nodes, 3 aggregates (made as their sums)." in printed[1]
-    with np.load("fields-projected.npz") as found:
-        inside, mean = scope["sea"], found["mean"]
+    with np.load("fields-projected.npz") as projected:
+        inside, mean = scope["sea"], projected["mean"]
     np.testing.assert_allclose((mean * scope["volumes"])[:, inside].sum(1), 0.8, rtol=1e-13)
     assert mean[:, inside].min() >= 0
     np.testing.assert_array_equal(mean[:, ~inside], scope["mean"][:, ~inside])

@@ -1,4 +1,4 @@
-"""The README's example is run as it stands."""
+"""The README's example is run as it stands, and the tables of the guides miss no name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import probhard as ph
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_runs(capsys):
@@ -23,6 +24,21 @@ def test_the_example_runs(capsys):
     assert isinstance(forecast, ph.Projected)
 
 
+def test_the_first_screen_has_the_commands_and_a_picture():
+    first = README.partition("## Example")[0]
+    assert "make demo" in first
+    assert "make test" in first
+    assert "](docs/pictures/first.png)" in first
+
+
 def test_every_method_is_in_the_table():
+    text = (ROOT / "docs" / "methods.md").read_text()
     for name in ph.METHODS:
-        assert f"`{name}`" in README
+        assert f"`{name}`" in text
+
+
+def test_every_constraint_is_in_the_table():
+    text = (ROOT / "docs" / "constraints.md").read_text()
+    for name, kind in ((name, getattr(ph, name)) for name in ph.__all__):
+        if isinstance(kind, type) and issubclass(kind, ph.Constraint) and kind is not ph.Constraint:
+            assert re.search(rf"`{name}\b", text), name

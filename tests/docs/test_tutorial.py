@@ -49,8 +49,8 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def _check_predictions(scope: dict[str, Any], printed: str) -> None:
-    with np.load("predictions.npz") as found:
-        draws, mean, lower, upper = (found[name] for name in ("draws", "mean", "lower", "upper"))
+    with np.load("predictions.npz") as predictions:
+        draws, mean, lower, upper = (predictions[name] for name in ("draws", "mean", "lower", "upper"))
     truth, x, mass = (scope["truth"], scope["cases"]["x"], scope["cases"]["released"])
     np.testing.assert_allclose(trapezoid(draws, x), np.broadcast_to(mass, (100, 20, 8)), rtol=1e-13)
     assert draws.min() >= 0
