@@ -42,7 +42,7 @@ from probhard import (
     student_t,
     trapezoid_weights,
 )
-from probhard.errors import checking
+from probhard._util.tensors import checking
 
 DOUBLE = torch.float64
 NAN, INF = float("nan"), float("inf")

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 
 class ProbhardError(ValueError):
     """Bad input or an impossible request, explained in three parts.
@@ -56,23 +54,6 @@ def optional(module: str, extra: str, purpose: str, package: str | None = None) 
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(package or module.partition(".")[0], extra, purpose) from error
-
-
-def checking() -> bool:
-    """Whether value checks may look at the data: eager mode, outside compile, export and torch.func."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is None
-
-
-def broadcast(*shapes: Sequence[int]) -> torch.Size:
-    """``torch.broadcast_shapes``, at once where all shapes are equal: torch's own takes longer than a projection."""
-    if torch.compiler.is_compiling():  # a comparison would fix a dynamic size
-        return torch.broadcast_shapes(*shapes)
-    first = torch.Size(shapes[0])
-    if all(tuple(shape) == tuple(first) for shape in shapes[1:]):
-        return first
-    return torch.broadcast_shapes(*shapes)
 
 
 def check_choices(name: str, values: Sequence[str], choices: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard._util.tensors import checking
+from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
 from probhard.tangent import Identity
 

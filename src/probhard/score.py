@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard._util.tensors import checking
+from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.laws.special import betainc, log_beta, log_gamma_half_step
 from probhard.rows.base import plain
 

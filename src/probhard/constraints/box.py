@@ -7,8 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import broadcast, checking
 from probhard.constraints.base import Constraint, reals
-from probhard.errors import InfeasibleError, ParameterError, ShapeError, broadcast, checking
+from probhard.errors import InfeasibleError, ParameterError, ShapeError
 
 
 class Box(Constraint):

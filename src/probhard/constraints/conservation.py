@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import reals
 from probhard.constraints.equality import LinearEquality, remembered
-from probhard.errors import ParameterError, ShapeError, checking
+from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import check_finite
 from probhard.rows.system import LinearSystem
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
+from probhard._util.tensors import broadcast, checking
 from probhard.constraints.base import Constraint, reals
-from probhard.errors import ParameterError, ShapeError, broadcast, checking, optional
+from probhard.errors import ParameterError, ShapeError, optional
 from probhard.laws.covariance import check_finite
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -8,9 +8,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint, reals
 from probhard.constraints.nonlinear import NonlinearEquality
-from probhard.errors import InfeasibleError, ParameterError, checking
+from probhard.errors import InfeasibleError, ParameterError
 
 
 class NonlinearInequality(Constraint):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from probhard._util.tensors import broadcast, checking
 from probhard.constraints.base import Constraint, check_real, reals
-from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, broadcast, check_choice, checking
+from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
 from probhard.laws.covariance import check_finite
 from probhard.rows.presolve import dependent_rows
 from probhard.rows.system import LinearSystem

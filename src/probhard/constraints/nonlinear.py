@@ -8,8 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
-from probhard.errors import ParameterError, ShapeError, checking
+from probhard.errors import ParameterError, ShapeError
 from probhard.rows.base import Structure
 from probhard.rows.dense import DenseRows
 from probhard.rows.pattern import Pattern

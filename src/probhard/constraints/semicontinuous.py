@@ -7,8 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint, reals
-from probhard.errors import ParameterError, checking
+from probhard.errors import ParameterError
 
 
 class Semicontinuous(Constraint):

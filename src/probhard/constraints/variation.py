@@ -11,9 +11,10 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint, reals
 from probhard.constraints.inequality import Profiles, profiles
-from probhard.errors import ParameterError, ShapeError, checking
+from probhard.errors import ParameterError, ShapeError
 
 
 class _Variation(Profiles):

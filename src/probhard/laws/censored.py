@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probhard.errors import ParameterError, ShapeError, broadcast, checking
+from probhard._util.tensors import broadcast, checking
+from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import safe_sqrt
 from probhard.laws.distribution import Marginals
 from probhard.laws.family import NORMAL, Family

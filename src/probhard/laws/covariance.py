@@ -15,7 +15,8 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from probhard.errors import ParameterError, ShapeError, broadcast, checking
+from probhard._util.tensors import broadcast, checking
+from probhard.errors import ParameterError, ShapeError
 
 
 class _SafeSqrt(torch.autograd.Function):

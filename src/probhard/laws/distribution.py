@@ -15,7 +15,8 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard.errors import ParameterError, ShapeError, broadcast, checking
+from probhard._util.tensors import broadcast, checking
+from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
 from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family, student_t
 

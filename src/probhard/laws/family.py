@@ -20,7 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from probhard.errors import ParameterError, ShapeError, broadcast, checking
+from probhard._util.tensors import broadcast, checking
+from probhard.errors import ParameterError, ShapeError
 from probhard.laws import special
 
 FAR = 1e3  # exp(-FAR) is 0 in float64; products with it stay finite at infinity

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from probhard.errors import ParameterError, broadcast
+from probhard._util.tensors import broadcast
+from probhard.errors import ParameterError
 
 if TYPE_CHECKING:
     from probhard.laws.family import Family

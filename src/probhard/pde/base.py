@@ -17,13 +17,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, jump_excess, trapezoid_weights
 from probhard.constraints.inequality import LinearInequality, Monotone
 from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.slices import per_slice
-from probhard.errors import ParameterError, check_choice, checking
+from probhard.errors import ParameterError, check_choice
 from probhard.projection.profiles import ATTAINED
 
 STRIDE = 5  # every fifth of the time points is kept, and never the last

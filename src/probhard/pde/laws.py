@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.conservation import trapezoid_weights
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality
-from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.pde.problems import PorousMedium, power_of
 from probhard.rows.blocks import BlockRows, Mixed
 from probhard.rows.system import LinearSystem

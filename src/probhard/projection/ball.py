@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import broadcast
 from probhard.constraints.curved import Ball
-from probhard.errors import broadcast
 from probhard.laws.covariance import Covariance, Diagonal, safe_sqrt
 from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
 from probhard.projection.parts import Parts

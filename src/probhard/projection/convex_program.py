@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
+from probhard._util.tensors import broadcast, checking
 from probhard.constraints.convex_program import ConvexProgram, cvx
 from probhard.constraints.inequality import Monotone, profile_width
 from probhard.constraints.variation import TotalVariationPenalty
-from probhard.errors import InfeasibleError, ParameterError, ProbhardError, broadcast, checking
+from probhard.errors import InfeasibleError, ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Dense, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.parts import Parts

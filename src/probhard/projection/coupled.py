@@ -11,7 +11,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.errors import InfeasibleError, ProbhardError, broadcast
+from probhard._util.tensors import broadcast
+from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, matvec
 from probhard.laws.distribution import LocationScale

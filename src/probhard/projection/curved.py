@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import broadcast
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
-from probhard.errors import ParameterError, broadcast
+from probhard.errors import ParameterError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale

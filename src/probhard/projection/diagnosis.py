@@ -8,7 +8,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.errors import InfeasibleError, checking
+from probhard._util.tensors import checking
+from probhard.errors import InfeasibleError
 from probhard.projection.parts import Parts
 from probhard.rows.base import DenseMap, SparseMap, Structure, segment_sum
 from probhard.rows.disjoint import DisjointRows

@@ -21,12 +21,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.curved import Ball
 from probhard.constraints.equality import LinearEquality, broadcast_batch
 from probhard.constraints.inequality import Monotone, profiles
 from probhard.constraints.variation import TotalVariation
-from probhard.errors import ParameterError, checking
+from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.ball import BallProjector
 from probhard.projection.base import Options, Projector

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality, broadcast_batch
-from probhard.errors import ParameterError, ShapeError, check_choice, checking
+from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.laws.covariance import Covariance, Diagonal, check_finite
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
+from probhard._util.tensors import broadcast
 from probhard.constraints.inequality import Monotone, profile_width
 from probhard.constraints.variation import TotalVariation, TotalVariationPenalty
-from probhard.errors import broadcast
 from probhard.projection.parts import Parts
 from probhard.rows.base import SparseMap
 from probhard.rows.dense import NullRows

@@ -12,9 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import broadcast, checking
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
-from probhard.errors import ParameterError, broadcast, checking
+from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
 from probhard.rows.base import divide

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from probhard.errors import InfeasibleError, ProbhardError, broadcast
+from probhard._util.tensors import broadcast
+from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale

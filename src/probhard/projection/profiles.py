@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard.errors import InfeasibleError, ParameterError, ProbhardError, ShapeError, broadcast, check_choice
+from probhard._util.tensors import broadcast
+from probhard.errors import InfeasibleError, ParameterError, ProbhardError, ShapeError, check_choice
 from probhard.laws.covariance import Diagonal
 from probhard.projection.base import TOLERANCE, Projector, Solution, Stats
 from probhard.tangent.profiles import PooledTangent, Pooling

@@ -12,9 +12,10 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
-from probhard.errors import ConvergenceError, checking
+from probhard.errors import ConvergenceError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, safe_sqrt
 from probhard.laws.distribution import LocationScale, Marginals

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from probhard._util import jit
-from probhard.errors import checking
+from probhard._util.tensors import checking
 from probhard.laws.covariance import matvec, safe_sqrt
 from probhard.rows._kernels import sparse as kernels
 

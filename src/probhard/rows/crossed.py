@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard.errors import broadcast, checking
+from probhard._util.tensors import broadcast, checking
 from probhard.laws.covariance import safe_sqrt
 from probhard.rows._kernels import tree as tree_kernels
 from probhard.rows.base import Factor, OnDevice, Structure, plain

@@ -12,7 +12,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from probhard.errors import checking
+from probhard._util.tensors import checking
 from probhard.laws.covariance import matvec, safe_sqrt
 from probhard.rows.base import DenseMap, Factor, Mapped
 

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.errors import broadcast, checking
+from probhard._util.tensors import broadcast, checking
 from probhard.rows._kernels.moments import FixedMoments, ObliqueMoments
 from probhard.rows.base import Factor, Structure, columns_of, divide, segment_sum
 

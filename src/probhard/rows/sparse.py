@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard.errors import ParameterError, broadcast
+from probhard._util.tensors import broadcast
+from probhard.errors import ParameterError
 from probhard.rows._kernels import sparse as kernels
 from probhard.rows._kernels.moments import matrix, twice
 from probhard.rows.base import CACHES, Factor, Mapped, SparseMap, plain

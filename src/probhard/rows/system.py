@@ -25,7 +25,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.errors import broadcast, checking
+from probhard._util.tensors import broadcast, checking
 from probhard.rows.base import DenseMap, Factor, Mapped, OnDevice, SparseMap, Structure
 from probhard.rows.children import child_rows
 from probhard.rows.crossed import Crossing

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard.errors import broadcast
+from probhard._util.tensors import broadcast
 from probhard.rows._kernels import fixed_sweeps, sweeps
 from probhard.rows._kernels import tree as tree_kernels
 from probhard.rows.base import Factor, Mapped, OnDevice, SparseMap, divide, plain, segment_sum

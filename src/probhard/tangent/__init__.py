@@ -10,7 +10,7 @@ the structure allows it. One class per kind of W: diagonal, low rank plus diagon
 
 from __future__ import annotations
 
-from probhard.errors import checking
+from probhard._util.tensors import checking
 from probhard.laws.covariance import Covariance, Diagonal, LowRank
 from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Differential, Tangent

@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from probhard.errors import InfeasibleError, checking
+from probhard._util.tensors import checking
+from probhard.errors import InfeasibleError
 from probhard.laws.covariance import Covariance, safe_sqrt
 from probhard.rows.base import Structure
 from probhard.rows.presolve import Pins

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard.errors import broadcast
+from probhard._util.tensors import broadcast
 from probhard.laws.covariance import Covariance
 from probhard.tangent.base import Differential
 

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from probhard.errors import broadcast
+from probhard._util.tensors import broadcast
 from probhard.laws.covariance import Covariance, Diagonal, LowRank
 from probhard.tangent import Differential
 
