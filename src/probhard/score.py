@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import checking, plain
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.laws.special import betainc, log_beta, log_gamma_half_step
-from probhard.rows.base import plain
 
 if TYPE_CHECKING:
     from probhard.laws.distribution import Marginals

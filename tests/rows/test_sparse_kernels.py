@@ -12,7 +12,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import probhard as ph
 from probhard._util import jit
 from probhard.rows._kernels import sparse as kernels
-from probhard.rows.base import SparseMap
+from probhard.rows.maps import SparseMap
 from probhard.rows.sparse import KernelFactor, SparseFactor, SparseRows
 from registry import binary_tree, crossed, rand, randn
 

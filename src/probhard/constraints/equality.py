@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import broadcast, broadcast_batch, checking
 from probhard.constraints.base import Constraint, check_real, reals
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
 from probhard.laws.covariance import check_finite
@@ -197,18 +197,6 @@ def remembered(tensor: Tensor, use: Any, build: Callable[[], Any]) -> Any:
     if key not in known:
         known[key] = build()
     return known[key]
-
-
-def broadcast_batch(first: torch.Size, second: torch.Size, a: str, b: str) -> torch.Size:
-    """The common batch shape of two things, or a ShapeError that names them."""
-    try:
-        return broadcast(first, second)
-    except RuntimeError as error:
-        raise ShapeError(
-            f"The batch shape of {a} is {tuple(first)}, that of {b} {tuple(second)}.",
-            "They belong to one batch and must broadcast, from the right.",
-            "Give both the same leading dimensions.",
-        ) from error
 
 
 def real_matrix(name: str, matrix: Any) -> Any:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from probhard.constraints.equality import LinearEquality, scipy_from_sparse
 from probhard.errors import ParameterError, ShapeError
-from probhard.rows.base import SparseMap
 from probhard.rows.children import child_rows
+from probhard.rows.maps import SparseMap
 from probhard.rows.system import LinearSystem
 
 

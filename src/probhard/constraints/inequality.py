@@ -10,14 +10,14 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import OnDevice, broadcast_batch, checking
 from probhard.constraints.base import Constraint, reals
 from probhard.constraints.box import Box, NonNegative
 from probhard.constraints.conservation import Conservation
-from probhard.constraints.equality import broadcast_batch, real_matrix, remembered, scipy_from_sparse
+from probhard.constraints.equality import real_matrix, remembered, scipy_from_sparse
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice
 from probhard.laws.covariance import check_finite
-from probhard.rows.base import DenseMap, OnDevice, SparseMap
+from probhard.rows.maps import DenseMap, SparseMap
 
 
 class PreparedRows(OnDevice):

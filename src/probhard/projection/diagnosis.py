@@ -8,11 +8,12 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import checking, segment_sum
 from probhard.errors import InfeasibleError
 from probhard.projection.parts import Parts
-from probhard.rows.base import DenseMap, SparseMap, Structure, segment_sum
+from probhard.rows.base import Structure
 from probhard.rows.disjoint import DisjointRows
+from probhard.rows.maps import DenseMap, SparseMap
 from probhard.rows.system import LinearSystem
 
 LARGEST = 20_000  # variables up to which emptiness is looked for

@@ -21,10 +21,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import broadcast_batch, checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.curved import Ball
-from probhard.constraints.equality import LinearEquality, broadcast_batch
+from probhard.constraints.equality import LinearEquality
 from probhard.constraints.inequality import Monotone, profiles
 from probhard.constraints.variation import TotalVariation
 from probhard.errors import ParameterError

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import broadcast_batch, checking, no_autocast
 from probhard.constraints.base import Constraint
-from probhard.constraints.equality import LinearEquality, broadcast_batch
+from probhard.constraints.equality import LinearEquality
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.laws.covariance import Covariance, Diagonal, check_finite
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
-from probhard.projection.projected import Policy, Projected, no_autocast
+from probhard.projection.projected import Policy, Projected
 
 COVARIANCES = ("auto", "delta", "censored", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")

@@ -27,9 +27,9 @@ from probhard._util.tensors import broadcast
 from probhard.constraints.inequality import Monotone, profile_width
 from probhard.constraints.variation import TotalVariation, TotalVariationPenalty
 from probhard.projection.parts import Parts
-from probhard.rows.base import SparseMap
 from probhard.rows.dense import NullRows
 from probhard.rows.disjoint import DisjointRows
+from probhard.rows.maps import SparseMap
 from probhard.rows.system import LinearSystem
 
 SLACK = 1e14  # weight of an auxiliary variable of one row, relative to its row: the cost of moving it is nothing

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import broadcast_batch
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.curved import NonlinearInequality
-from probhard.constraints.equality import LinearEquality, broadcast_batch
+from probhard.constraints.equality import LinearEquality
 from probhard.constraints.inequality import LinearInequality, Monotone
 from probhard.constraints.intersection import Intersection
 from probhard.constraints.nonlinear import NonlinearEquality

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import checking, no_autocast
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
 from probhard.errors import ConvergenceError
@@ -244,10 +243,3 @@ def _failure(stats: Stats, what: str) -> str:
         f"{int(bad.sum())} of {bad.numel()} {what} are not feasible or not nearest; "
         f"the worst relative residual is {worst:.3g}."
     )
-
-
-def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Constraints are solved in the precision that they were given in."""
-    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()

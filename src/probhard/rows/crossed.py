@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import OnDevice, broadcast, checking, plain
 from probhard.laws.covariance import safe_sqrt
 from probhard.rows._kernels import tree as tree_kernels
-from probhard.rows.base import Factor, OnDevice, Structure, plain
+from probhard.rows.base import Factor, Structure
 from probhard.rows.children import child_rows, summation_block
 from probhard.rows.tree import Tree, TreeFactor
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from probhard._util.tensors import checking
 from probhard.laws.covariance import matvec, safe_sqrt
-from probhard.rows.base import DenseMap, Factor, Mapped
+from probhard.rows.base import Factor, Mapped
+from probhard.rows.maps import DenseMap
 
 
 def cholesky_solve(factor: Tensor, r: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import broadcast, checking, columns_of, divide, segment_sum
 from probhard.rows._kernels.moments import FixedMoments, ObliqueMoments
-from probhard.rows.base import Factor, Structure, columns_of, divide, segment_sum
+from probhard.rows.base import Factor, Structure
 
 
 class DisjointRows(Structure):

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.rows.base import OnDevice
+from probhard._util.tensors import OnDevice
 
 SMALL_BLOCK = 24  # a remaining block of this size is factored densely at once
 SEQUENTIAL = 2048  # rows up to which minimum degree is worth its loop over single rows

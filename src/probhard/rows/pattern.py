@@ -14,8 +14,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import OnDevice
 from probhard.errors import ParameterError, ShapeError
-from probhard.rows.base import OnDevice, Structure
+from probhard.rows.base import Structure
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.sparse import SparseRows
 

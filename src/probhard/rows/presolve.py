@@ -14,7 +14,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.rows.base import OnDevice, SparseMap
+from probhard._util.tensors import OnDevice
+from probhard.rows.maps import SparseMap
 
 RANK_TOLERANCE = 1e-10
 

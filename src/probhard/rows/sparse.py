@@ -24,13 +24,15 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import broadcast
+from probhard._util.tensors import CACHES, broadcast, matrix, plain
 from probhard.errors import ParameterError
 from probhard.rows._kernels import sparse as kernels
-from probhard.rows._kernels.moments import matrix, twice
-from probhard.rows.base import CACHES, Factor, Mapped, SparseMap, plain
+from probhard.rows._kernels.lanes import LANES
+from probhard.rows._kernels.moments import twice
+from probhard.rows.base import Factor, Mapped
 from probhard.rows.dense import DenseRows, cholesky_solve
 from probhard.rows.elimination import Assembly, Plan, gather_sum, lift, plan_elimination
+from probhard.rows.maps import SparseMap
 
 DENSE_LIMIT = 20_000_000  # entries of A up to which compiled code may hold it densely
 KERNEL_BLOCK = 64  # rows of a dense rest up to which the kernels are faster than LAPACK
@@ -162,7 +164,7 @@ class KernelFactor(Factor):
     def __init__(self, structure: SparseRows, weight: Tensor) -> None:
         self.structure, self.weight = structure, weight
         self.batch = weight.shape[:-1]
-        lanes = min(kernels.LANES, prod(self.batch))
+        lanes = min(LANES, prod(self.batch))
         self.columns, pivot = kernels.factorise(structure.kernel_tables, matrix(weight), lanes)
         self.pivot = torch.from_numpy(pivot).reshape(*self.batch, -1)
 
@@ -196,7 +198,7 @@ class KernelSolve(torch.autograd.Function):
     def forward(ctx: Any, r: Tensor, weight: Tensor, factor: KernelFactor) -> Tensor:
         count, columns, right = prod(factor.batch), factor.columns, matrix(r)
         if count == 1:  # samples take the place of the batch
-            count, columns = len(right), columns.repeat(min(kernels.LANES, len(right)), -1)
+            count, columns = len(right), columns.repeat(min(LANES, len(right)), -1)
         right = right.reshape(-1, count, r.shape[-1])
         out = torch.from_numpy(kernels.solve(factor.structure.kernel_tables, columns, right)).reshape(r.shape)
         ctx.factor = factor

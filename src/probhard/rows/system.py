@@ -25,13 +25,14 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast, checking
-from probhard.rows.base import DenseMap, Factor, Mapped, OnDevice, SparseMap, Structure
+from probhard._util.tensors import OnDevice, broadcast, checking
+from probhard.rows.base import Factor, Mapped, Structure
 from probhard.rows.children import child_rows
 from probhard.rows.crossed import Crossing
 from probhard.rows.dense import DenseRows, NullRows
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.elimination import plan_elimination
+from probhard.rows.maps import DenseMap, SparseMap
 from probhard.rows.presolve import Pins, dependent_rows, find_pins
 from probhard.rows.sparse import SparseRows
 from probhard.rows.tree import Tree

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import broadcast
+from probhard._util.tensors import OnDevice, broadcast, divide, plain, segment_sum
 from probhard.rows._kernels import fixed_sweeps, sweeps
 from probhard.rows._kernels import tree as tree_kernels
-from probhard.rows.base import Factor, Mapped, OnDevice, SparseMap, divide, plain, segment_sum
+from probhard.rows.base import Factor, Mapped
+from probhard.rows.maps import SparseMap
 
 DEEPEST = 64  # beyond this many levels the sweeps are too sequential to pay
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from probhard._util import jit
 from probhard._util.jit import Array, compiled
+from probhard._util.tensors import plain
 from probhard.rows._kernels.sweeps import Tables
-from probhard.rows.base import plain
 from probhard.rows.tree import Tree
 from probhard.solvers.quadratic import HELD, NEAR, Faces, QuadraticProblem
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probhard.rows.base import divide
+from probhard._util.tensors import divide
 from probhard.rows.disjoint import DisjointRows
 from probhard.solvers.quadratic import Faces, QuadraticProblem
 

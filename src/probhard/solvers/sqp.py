@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import divide
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance, Diagonal
-from probhard.rows.base import divide
 from probhard.rows.system import LinearSystem
 from probhard.tangent import Tangent, tangent_of
 

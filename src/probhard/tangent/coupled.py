@@ -8,7 +8,7 @@ from torch import Tensor
 from probhard.laws.covariance import Covariance, Diagonal, LowRank, matvec
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
-from probhard.tangent.base import Tangent
+from probhard.tangent.linear import Tangent
 
 
 class LowRankTangent(Tangent):

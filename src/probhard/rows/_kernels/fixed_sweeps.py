@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from probhard._util.jit import Array, compiled
-from probhard.rows._kernels.sparse import LANES, TINY, Numbers, load, store
+from probhard.rows._kernels.lanes import LANES, TINY, Numbers, load, store
 from probhard.rows._kernels.sweeps import Tables, ratio
 
 # Of a fixed W: the rows' keep, give, p and (k_x keep)^2 (all 0 or 1 at a root), then of each inside variable

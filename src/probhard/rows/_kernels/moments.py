@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from probhard._util import jit
+from probhard._util.tensors import matrix, vector
+from probhard._util.tensors import plain as plain_tensor
 from probhard.rows._kernels import slices
-from probhard.rows.base import plain as plain_tensor
 
 Plain = Callable[..., tuple[Tensor, Tensor]]
 
@@ -46,16 +46,6 @@ def _stay(gain: Tensor, a: Tensor) -> Tensor:
 
 def _by_kernel(*parts: Tensor) -> bool:
     return jit.AVAILABLE and parts[0].numel() > 0 and all(map(plain_tensor, parts))
-
-
-def matrix(x: Tensor) -> np.ndarray:
-    """The numbers of x (..., k) as one contiguous matrix; a view where x is contiguous."""
-    return x.detach().reshape(-1, x.shape[-1]).contiguous().numpy()
-
-
-def vector(x: Tensor) -> np.ndarray:
-    """All numbers of x in one contiguous row; a view where x is contiguous."""
-    return x.detach().reshape(-1).contiguous().numpy()
 
 
 class ObliqueMoments(torch.autograd.Function):

@@ -7,7 +7,7 @@ float64, whatever the dtype of the points. Blocks are the rows of matrices (bloc
 from __future__ import annotations
 
 from probhard._util.jit import Array, compiled, quick
-from probhard.rows._kernels.sparse import TINY, Numbers
+from probhard.rows._kernels.lanes import TINY, Numbers
 
 
 @quick

@@ -15,38 +15,14 @@ every step of the pattern is one vector instruction and all its numbers stay in 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from probhard._util.jit import Array, compiled
-
-LANES = 32
-TINY = 2.0**-1022
-
-Index = NDArray[np.int64]
-Numbers = NDArray[np.floating]  # of the caller's dtype
-
+from probhard.rows._kernels.lanes import TINY, Index, load, product, store
 
 # Columns of L (start of each, row of each entry, start of each one's pairs, entry of each pair), then the terms of
 # A W A^T (variable, entry, product, product counted twice off the diagonal), then A (row, variable, value). A plain
 # tuple: numba's files on disk would name a class, and could not be read once it has changed.
 Tables = tuple[Index, Index, Index, Index, Index, Index, Array, Array, Index, Index, Array]
-
-
-@compiled
-def load(source: Numbers, first: int, out: Numbers) -> None:
-    """Rows from ``first`` on of the source (batch, k) as lanes (k, lanes); lanes beyond the batch repeat its last."""
-    for lane in range(out.shape[1]):
-        at = min(first + lane, source.shape[0] - 1)
-        for i in range(out.shape[0]):
-            out[i, lane] = source[at, i]
-
-
-@compiled
-def store(lanes: Numbers, first: int, out: Numbers) -> None:
-    """The inverse of ``load``, as far as the batch goes."""
-    for lane in range(min(lanes.shape[1], out.shape[0] - first)):
-        for i in range(out.shape[1]):
-            out[first + lane, i] = lanes[i, lane]
 
 
 @compiled
@@ -69,15 +45,6 @@ def _forms(tables: Tables, entries: Array, out: Array) -> None:
         e, i, a = entry[t], variable[t], product[t]
         for k in range(out.shape[1]):
             out[i, k] += entries[e, k] * a
-
-
-@compiled
-def _product(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers) -> None:
-    """Add ``A x`` to ``out``; with rows and columns exchanged, ``A^T x``."""
-    for t in range(len(value)):
-        i, j, a = row[t], column[t], value[t]
-        for k in range(out.shape[1]):
-            out[i, k] += x[j, k] * a
 
 
 @compiled
@@ -191,18 +158,6 @@ def _substitute(tables: Tables, x: Array, r: Array) -> None:
 
 
 @compiled
-def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers) -> None:
-    """Write ``A x`` for points x (batch, n) into ``out`` (batch, q), A by its entries."""
-    lanes = min(LANES, x.shape[0])
-    points, found = np.empty((x.shape[1], lanes), x.dtype), np.empty((out.shape[1], lanes), x.dtype)
-    for first in range(0, x.shape[0], lanes):
-        load(x, first, points)
-        found[:] = 0
-        _product(row, column, value, points, found)
-        store(found, first, out)
-
-
-@compiled
 def factorise(tables: Tables, weight: Array, lanes: int) -> tuple[Array, Array]:
     """Columns of L D L^T (chunks, entries, lanes) and pivots (batch, q) for weights (batch, n)."""
     start, row = tables[0], tables[1]
@@ -248,11 +203,11 @@ def moments(tables: Tables, factor: Array, z: Array, w: Array, b: Array) -> tupl
         load(w, c * lanes, weight)
         load(b, c * lanes, r)
         r *= -1.0
-        _product(row, variable, value, point, r)
+        product(row, variable, value, point, r)
         _substitute(tables, factor[c], r)
         store(r, c * lanes, multiplier)
         pull[:] = 0.0
-        _product(variable, row, value, r, pull)
+        product(variable, row, value, r, pull)
         point -= weight * pull
         store(point, c * lanes, mean)
         _invert(tables, factor[c], inverse)
@@ -284,15 +239,15 @@ def moments_adjoint(
         load(w, c * lanes, weight)
         load(multiplier, c * lanes, r)
         pull[:] = 0.0
-        _product(variable, row, value, r, pull)  # A^T m
+        product(variable, row, value, r, pull)  # A^T m
         load(of_mean, c * lanes, up)
         out[:] = weight * up
         r[:] = 0.0
-        _product(row, variable, value, out, r)
+        product(row, variable, value, out, r)
         _substitute(tables, factor[c], r)
         store(r, c * lanes, of_b)
         down[:] = 0.0
-        _product(variable, row, value, r, down)  # A^T y
+        product(variable, row, value, r, down)  # A^T y
         up -= down
         out[:] = -pull * up
         store(up, c * lanes, of_z)

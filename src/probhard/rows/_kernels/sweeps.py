@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from probhard._util.jit import Array, compiled
-from probhard.rows._kernels.sparse import LANES, TINY, Index, Numbers, load, store
+from probhard.rows._kernels.lanes import LANES, TINY, Index, Numbers, load, store
 
 # Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
 # coefficient; then the inside variables and their coefficients.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import matrix, plain
 from probhard.laws.covariance import safe_sqrt
 from probhard.rows._kernels import fixed_sweeps, sweeps
-from probhard.rows._kernels.moments import matrix, twice
-from probhard.rows.base import plain
+from probhard.rows._kernels.moments import twice
 
 if TYPE_CHECKING:
     from probhard.rows.tree import Tree, TreeFactor

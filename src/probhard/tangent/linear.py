@@ -1,0 +1,217 @@
+"""The tangent of rows, and its simplest kind: under a diagonal weight.
+
+At a solution with active rows A and metric weight ``W = Q^-1`` (paper, proposition "linearsolution_main")
+
+    P = I - W A^T (A W A^T)^-1 A,     u* = z - W A^T (A W A^T)^-1 (A z - b),     cov(u*) = P S P^T.
+
+Only W is represented, so the oblique metric W = S inverts nothing. Under a diagonal W, pinned variables are
+substituted and the structure's own factor does the rest; weights that couple variables are in ``coupled``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from probhard._util.tensors import checking
+from probhard.errors import InfeasibleError
+from probhard.laws.covariance import Covariance, Diagonal, Identity, LowRank, safe_sqrt
+from probhard.rows.base import Structure
+from probhard.rows.presolve import Pins
+from probhard.rows.system import LinearSystem
+from probhard.tangent.base import Differential
+
+
+def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
+    """The tangent of rows under a metric weight."""
+    if isinstance(weight, Diagonal):
+        return PinnedTangent(system, weight) if system.core is None else DiagonalTangent(system, weight)
+    from probhard.tangent.coupled import DenseTangent, LowRankTangent  # it builds on this module
+
+    if isinstance(weight, LowRank) and (not checking() or bool((weight.diagonal_part > 0).all())):
+        return LowRankTangent(system, weight)
+    return DenseTangent(system, weight)
+
+
+class Tangent(Differential):
+    """``P`` for one system of rows and one weight; ``dtype`` is the precision of its solves."""
+
+    system: LinearSystem
+    core: Structure
+    given: Covariance  # W as the metric gave it
+    weight: Covariance  # ... in the working precision, 0 for variables that may not move
+    known: Pins | None = None  # variables that rows pin outright, kept exact where all rows are solved together
+
+    @abstractmethod
+    def multiplier(self, r: Tensor) -> Tensor:
+        """``(A W A^T)^-1 r`` for r (*samples, *batch, q)."""
+
+    @abstractmethod
+    def pivots(self) -> Tensor:
+        """Positive exactly when ``A W A^T`` is regular."""
+
+    @abstractmethod
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        """``diag(P C P^T)`` in the working precision; None is the oblique case, C = W."""
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether a Cholesky factor is behind it, whose rounding grows with the range of the weights."""
+        return True
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working precision."""
+        return self.weight.dtype
+
+    def project(self, z: Tensor, b: Tensor) -> Tensor:
+        """The nearest point to z (*samples, *batch, n) with ``A u = b``."""
+        b = b.to(z.device, self.dtype)
+        point, right = self.system.substitute(z.to(self.dtype), b)
+        value = self._nearest(point, right)
+        if self.known is not None:
+            values = self.known.values(b)
+            value = value.index_copy(-1, self.known.variable, values.expand(*value.shape[:-1], -1))
+        return value.to(z.dtype)
+
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
+        """The projected point and the root of ``diag(P C P^T)``; see ``variance``."""
+        return self.project(z, b), safe_sqrt(self.variance(cov))
+
+    def apply(self, x: Tensor) -> Tensor:
+        free = self.system.free(x.to(self.dtype))
+        return self._exact(self._nearest(free, free.new_zeros(self.core.row_count))).to(x.dtype)
+
+    def _exact(self, x: Tensor) -> Tensor:
+        """Set pinned variables of x (..., n) to 0."""
+        return x if self.known is None else x.index_fill(-1, self.known.variable, 0.0)
+
+    def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
+        """``z - W A^T (A W A^T)^-1 (A z - b)``."""
+        return z - self.weight.apply(self.core.transpose(self.multiplier(self.core.apply(z) - b)))
+
+    def transpose(self, x: Tensor) -> Tensor:
+        y = self._exact(x.to(self.dtype))
+        pushed = self.core.transpose(self.multiplier(self.core.apply(self.weight.apply(y))))
+        return self.system.free(y - pushed).to(x.dtype)
+
+    def variance(self, cov: Covariance | None = None) -> Tensor:
+        """``diag(P C P^T)``, (*batch, n); None is the oblique case, C = W, which has shorter formulas."""
+        return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
+
+    def _columns(self, matrix: Tensor) -> Tensor:
+        """Columns of a matrix (*batch, n, k) as k points (k, *batch, n) that broadcast with the rows' batch."""
+        columns = matrix.movedim(-1, 0).to(self.dtype)
+        missing = max(0, self.core.batch_dims - (columns.dim() - 2))
+        return columns.reshape(columns.shape[0], *[1] * missing, *columns.shape[1:])
+
+    def _root_variance(self, cov: Covariance) -> Tensor:
+        """``diag(P R (P R)^T)`` column by column of the root: a sum of squares, for dense covariances."""
+        return self.apply(self._columns(cov.root_matrix())).square().sum(0)
+
+    def check(self) -> Self:
+        """Raise where the weight leaves a row nothing to move; eager mode only."""
+        if checking():
+            pivots = self.pivots().detach()
+            low = pivots.amin() if pivots.numel() else torch.ones(())
+            if not bool(low > 0):
+                raise InfeasibleError(
+                    f"The metric leaves a constraint row no variable to move (smallest pivot {float(low):.3g}).",
+                    "All variables of that row have zero variance, are fixed, or depend on each other.",
+                    "Give at least one of them a positive variance, or use the orthogonal metric.",
+                )
+        return self
+
+
+class DiagonalTangent(Tangent):
+    """W diagonal: pins are substituted and the structure's own factor does the rest."""
+
+    given: Diagonal
+
+    def __init__(self, system: LinearSystem, weight: Diagonal) -> None:
+        assert system.core is not None
+        like = weight.variance.new_empty(0, dtype=torch.float64 if system.core.double else weight.dtype)
+        self.given = weight
+        self.system = system.at(like)
+        assert self.system.core is not None
+        self.core = self.system.core
+        if isinstance(weight, Identity):
+            self.factor = self.system.unit_factor(like)
+        else:
+            self.factor = self.system.factor(weight.variance.to(like))
+        self.weight = Diagonal(self.factor.weight)
+
+    @property
+    def conditioned(self) -> bool:
+        return self.factor.conditioned
+
+    def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
+        return self.factor.project(z, b)
+
+    def multiplier(self, r: Tensor) -> Tensor:
+        return self.factor.solve(r)
+
+    def pivots(self) -> Tensor:
+        return self.factor.pivots()
+
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
+        if cov is not None and not isinstance(cov, Diagonal):
+            return super().moments(z, b, cov)
+        if cov is not None and self.core.double and cov.dtype == z.dtype:
+            scale = self.factor.quick_scale(self.system.free(cov.variance))
+            if scale is not None:
+                return self.project(z, b), scale
+        point, right = self.system.substitute(z.to(self.dtype), b.to(z.device, self.dtype))
+        mean, scale = self.factor.moments(point, right, self._spread(cov))
+        return mean.to(z.dtype), scale.to(z.dtype)
+
+    def _spread(self, cov: Diagonal | None) -> Tensor | None:
+        """Variances of the free variables; None if they are the factor's weights."""
+        if cov is None and self.system.held is None:
+            return None
+        variance = self.given.variance if cov is None else cov.variance
+        return self.system.free(variance.to(self.dtype))
+
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        if cov is None or isinstance(cov, Diagonal):
+            return self.factor.variance(self._spread(cov))
+        if isinstance(cov, LowRank):
+            diagonal = self.factor.variance(self.system.free(cov.diagonal_part.to(self.dtype)))
+            return diagonal + self.apply(self._columns(cov.factor)).square().sum(0)
+        return self._root_variance(cov)
+
+
+class PinnedTangent(Tangent):
+    """Every row pins one variable: the projection substitutes and moves nothing else."""
+
+    def __init__(self, system: LinearSystem, weight: Covariance) -> None:
+        self.system, self.given, self.weight = system.at(weight.diagonal()), weight, weight
+
+    @property
+    def conditioned(self) -> bool:
+        return False
+
+    def multiplier(self, r: Tensor) -> Tensor:
+        return r
+
+    def pivots(self) -> Tensor:
+        return self.weight.diagonal()[..., :0]
+
+    def project(self, z: Tensor, b: Tensor) -> Tensor:
+        return self.system.substitute(z, b.to(z))[0]
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.system.free(x)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        return self.system.free(x)
+
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        return self.system.free((self.weight if cov is None else cov).diagonal())
