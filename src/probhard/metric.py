@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from probhard.errors import ParameterError, ShapeError, check_choice, checking
-from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
-from probhard.tangent import Identity
+from probhard.laws.covariance import Covariance, Dense, Diagonal, Identity, LowRank, check_finite
 
 
 class Metric(nn.Module):

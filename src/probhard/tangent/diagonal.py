@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from probhard.laws.covariance import Covariance, Diagonal, LowRank
+from probhard.laws.covariance import Identity as Identity
 from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Tangent
-
-
-@dataclass(frozen=True, eq=False)
-class Identity(Diagonal):
-    """The orthogonal metric's weight: what depends on A alone is then factored once."""
-
-    @classmethod
-    def like(cls, x: Tensor) -> Identity:
-        """Ones for the variables of x (*batch, n)."""
-        return cls(torch.ones(x.shape[-1], dtype=x.dtype, device=x.device))
 
 
 class DiagonalTangent(Tangent):
