@@ -1,12 +1,12 @@
-"""Backbones whose forecast is a mixture: deep ensembles, and dropout kept on at inference.
+"""Backbones whose forecast is a mixture: deep ensembles and Monte Carlo dropout.
 
-M members with means m_i and variances v_i stand for the equal mixture of their laws, with the moments
+The equal mixture of M members with means m_i and variances v_i has the moments
 
     mean = 1/M sum(m_i),      variance = 1/M sum(v_i) + 1/M sum((m_i - mean)^2)         (members' own + disagreement).
 
-As a backbone an ensemble returns the normal law with these moments, coordinate by coordinate, which every method takes.
-Its draws would lose the mixture's shape: ``mixture(inputs).project(layer, ...)`` draws from the members and projects
-each draw.
+As a backbone, an ensemble returns the normal law with these marginal moments, which every method takes. Draws of that
+law lose the shape of the mixture. To keep it, ``mixture(inputs).project(layer, ...)`` draws from the members and
+projects each draw.
 """
 
 from __future__ import annotations
@@ -33,25 +33,37 @@ from probhard.projection.layer import DPPL
 if TYPE_CHECKING:
     from probhard.training import Fit, Schedule
 
-FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
+FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop entire channels
 DROPOUTS = (nn.Dropout, *FEATURES)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """An equal mixture of location-scale laws of the same shape."""
+    """An equal mixture of location-scale laws.
+
+    Args:
+        members: The laws, all of one shape (*batch, n).
+    """
 
     members: tuple[LocationScale, ...]
 
     def matched(self) -> LocationScale:
-        """The normal law with the mixture's mean and marginal variances."""
+        """The normal law with the mixture's mean and marginal variances, (*batch, n) each, and no correlations."""
         means = torch.stack([member.mean for member in self.members])
         own = torch.stack([member.variance for member in self.members])
         variance = own.mean(0) + means.var(0, correction=0)
         return LocationScale(means.mean(0), Diagonal(variance), validate_args=False)
 
     def rsample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws (count, *batch, n), from each member in turn, so that all have the same share."""
+        """Draw from the members in turn, an equal share of each.
+
+        Args:
+            count: Number of draws.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            Draws, (count, *batch, n).
+        """
         rounds = -(-count // len(self.members))
         draws = [member.rsample((rounds,), generator) for member in self.members]
         return torch.stack(draws, 1).flatten(0, 1)[:count]
@@ -59,28 +71,41 @@ class Mixture:
     def project(
         self, layer: DPPL, constraint: Constraint, count: int = 100, generator: torch.Generator | None = None
     ) -> Solution:
-        """Draws projected one by one; the oblique metric takes the variances of all draws."""
+        """Draw from the mixture and project every draw, without gradient.
+
+        Args:
+            layer: The projection; an oblique metric takes the variances of the draws as its weight.
+            constraint: Over n variables.
+            count: Number of draws.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            The projected draws, (count, *batch, n), with the projection's statistics.
+        """
         with torch.no_grad():
             return layer.project_samples(self.rsample(count, generator), constraint)
 
 
 class MixtureBackbone(nn.Module, ABC):
-    """A backbone that forecasts a mixture."""
+    """A backbone that forecasts a mixture; subclasses implement ``mixture``."""
 
     @abstractmethod
     def mixture(self, inputs: Any) -> Mixture:
-        """The members' forecasts."""
+        """The members' forecasts for inputs of a batch (*batch, ...), laws over (*batch, n)."""
 
     def forward(self, inputs: Any) -> LocationScale:
-        """The mixture as a normal law with its moments."""
+        """The normal law over (*batch, n) with the moments of the mixture."""
         return self.mixture(inputs).matched()
 
 
 class DeepEnsemble(MixtureBackbone):
-    """Networks trained apart from each other, from different weights (Lakshminarayanan et al., 2017).
+    """Networks trained independently from different initial weights (Lakshminarayanan et al., 2017).
 
     Args:
-        members: Backbones: anything that ``ConstrainedModel`` takes.
+        members: Backbones of the kind that ``ConstrainedModel`` takes.
+
+    Raises:
+        ParameterError: If there are no members.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -94,15 +119,18 @@ class DeepEnsemble(MixtureBackbone):
 
 
 class MCDropout(MixtureBackbone):
-    """A network with dropout, run several times with dropout on, in ``train`` and ``eval`` mode alike.
+    """A network run several times with dropout on, in ``train`` and ``eval`` mode alike.
 
-    A pass drops the same units for all elements of a batch and, with a seed, in every call: it is one thinned network,
-    and a forecast does not depend on the rest of its batch. Train the network by itself, then wrap it.
+    A pass drops the same units for all elements of a batch, so a forecast does not depend on the rest of its batch.
+    With a seed, every call drops the same units. Train the network alone, then wrap it.
 
     Args:
-        backbone: Holds ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` or ``Dropout3d`` modules.
-        passes: Number of thinned networks.
-        seed: Of the units dropped; None takes new ones in every call.
+        backbone: A network with ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` or ``Dropout3d`` modules.
+        passes: Number of passes, each of which is one member of the mixture.
+        seed: Selects the dropped units; None draws new ones in every call.
+
+    Raises:
+        ParameterError: If ``passes`` is below 1 or no dropout module has a positive rate.
     """
 
     def __init__(self, backbone: nn.Module, passes: int = 20, seed: int | None = 0) -> None:
@@ -111,14 +139,14 @@ class MCDropout(MixtureBackbone):
         if passes < 1 or not active:
             raise ParameterError(
                 f"Got passes={passes} and a backbone {'with' if active else 'without'} active dropout modules.",
-                "The members of the mixture differ by the units that are dropped.",
+                "The members of the mixture differ only in the units that are dropped.",
                 "Pass passes >= 1 and a backbone with dropout, such as VarianceNO(dropout=0.1).",
             )
         self.backbone, self.passes, self.seed = backbone, passes, seed
 
     def mixture(self, inputs: Any) -> Mixture:
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
-        # Compiled code would not notice the hooks, so the passes run without it.
+        # Compiled code ignores the hooks, so the passes run in eager mode.
         with torch.compiler.set_stance("force_eager"):
             return Mixture(tuple(self._thinned(inputs, seed + index) for index in range(self.passes)))
 
@@ -129,7 +157,7 @@ class MCDropout(MixtureBackbone):
 
 @contextmanager
 def _dropping(backbone: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Dropout by masks of one generator, shared by all elements of a batch, whatever mode the modules are in."""
+    """Replace dropout by masks of one generator that all elements of a batch share, in any mode of the modules."""
 
     def dropped(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         (x,) = args
@@ -160,26 +188,26 @@ def fit_ensemble(
     directory: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> tuple[DeepEnsemble, list[Fit]]:
-    """Train members one after the other with ``training.fit``, each from its own seed of weights and data order.
+    """Train the members one after the other with ``training.fit``, each with its own seed.
 
     Args:
-        build: Makes a new model with random weights.
-        members: How many to train.
-        train: Data, as in ``fit``.
-        validation: Data, as in ``fit``.
-        schedule: Of every member.
-        seed: Member i has the seed ``seed * members + i``, so no two ensembles of a size share one.
-        directory: Keeps the members' checkpoints in folders 0, 1, ... and goes on from them.
-        **options: Of ``fit``.
+        build: Returns a new model with random weights.
+        members: Number of members.
+        train: Training data, as in ``fit``.
+        validation: Validation data, as in ``fit``.
+        schedule: Schedule of every member.
+        seed: Member i has the seed ``seed * members + i``, so ensembles of one size share no member seed.
+        directory: Holds checkpoints in folders 0, 1, ... from which a run resumes; None keeps none.
+        **options: Further options of ``fit``, which also says what is raised.
     """
     from probhard.training import fit
 
-    trained, fits = [], []
+    networks, fits = [], []
     for index in range(members):
-        own = seed * members + index
-        torch.manual_seed(own)
+        member_seed = seed * members + index
+        torch.manual_seed(member_seed)
         model = build()
-        where = None if directory is None else Path(directory) / str(index)
-        fits.append(fit(model, train, validation, schedule, seed=own, directory=where, **options))
-        trained.append(model.backbone)
-    return DeepEnsemble(trained), fits
+        folder = None if directory is None else Path(directory) / str(index)
+        fits.append(fit(model, train, validation, schedule, seed=member_seed, directory=folder, **options))
+        networks.append(model.backbone)
+    return DeepEnsemble(networks), fits

@@ -1,12 +1,12 @@
-"""Named methods as records of the same few parts: a step in training, a step at inference, a score, a penalty.
+"""Methods as records of four parts: a step in training, a step at inference, a score and a penalty.
 
 | name                     | in training                             | at inference                              |
 |--------------------------|-----------------------------------------|-------------------------------------------|
 | base                     | nothing                                 | nothing                                   |
 | probhard-ob, probhard-or | parameters projected                    | every draw projected                      |
-| hardc                    | mean projected, Q = I, covariance kept  | the same; not feasible beyond its mean    |
-| probconserv              | nothing                                 | oblique, the linear law                   |
-| probhard-inf             | nothing                                 | every draw projected, full constraint     |
+| hardc                    | mean projected, Q = I, covariance kept  | the same; only the mean is feasible       |
+| probconserv              | nothing                                 | draws projected, Q oblique, linear part   |
+| probhard-inf             | nothing                                 | draws projected, Q oblique, all parts     |
 | softc                    | penalty * squared violation of the mean | nothing                                   |
 | hier-e2e                 | 100 draws projected, quantile loss      | every draw projected                      |
 """
@@ -21,19 +21,22 @@ from probhard.metric import Metric
 from probhard.projection.layer import DPPL
 
 SCORE_NAMES = ("crps", "nll", "quantile")
-PENALTIES = (0.1, 1.0, 10.0)  # softc chooses among these by validation CRPS
+PENALTIES = (0.1, 1.0, 10.0)  # candidates of softc, chosen by validation CRPS
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is done to a predicted distribution.
+    """The projection of a predicted distribution, or none.
 
     Args:
-        metric: Metric of the projection; None does nothing.
+        metric: Metric of the projection; None projects nothing.
         covariance: As in ``DPPL``.
-        draws: Score this many projected draws instead of the projected parameters, if not 0.
-        linear_only: Use only the linear part of the constraint.
-        on_failure: As in ``DPPL``; ``"flag"`` lets training go on where a nonlinear projection fails.
+        draws: Number of projected draws to score in training; 0 scores the projected parameters instead.
+        linear_only: Use only the linear equalities of the constraint.
+        on_failure: As in ``DPPL``; ``"flag"`` lets training continue where a nonlinear projection fails.
+
+    Raises:
+        ParameterError: If ``draws`` is negative.
     """
 
     metric: str | Metric | None = None
@@ -45,11 +48,13 @@ class Step:
     def __post_init__(self) -> None:
         if self.draws < 0:
             raise ParameterError(
-                f"Got draws={self.draws}.", "It is a number of draws, or 0 for none.", "Pass 0, or 100 as in HierE2E."
+                f"Got draws={self.draws}.",
+                "The number of draws cannot be negative; 0 means none.",
+                "Pass 0, or 100 as in HierE2E.",
             )
 
     def layer(self) -> DPPL | None:
-        """The projection layer of this step, or None."""
+        """The projection layer of this step; None if it projects nothing."""
         return None if self.metric is None else DPPL(self.metric, self.covariance, on_failure=self.on_failure)
 
 
@@ -65,6 +70,9 @@ class Method:
         inference: Step applied to forecasts.
         score: ``"crps"``, ``"nll"`` or, for steps with draws, ``"quantile"``.
         penalty: Weight of the summed squared residuals and excesses of the mean in the loss.
+
+    Raises:
+        ParameterError: If the score is not known or does not fit the draws of the training step.
     """
 
     training: Step = NOTHING
@@ -77,29 +85,39 @@ class Method:
         if (self.score == "quantile") != (self.training.draws > 0) and self.score != "crps":
             raise ParameterError(
                 f"The score {self.score!r} does not fit a training step with {self.training.draws} draws.",
-                "'quantile' is a score of draws, 'nll' one of parameters.",
+                "'quantile' scores draws, 'nll' scores parameters.",
                 "Set Step(draws=100) for 'quantile', and draws=0 for 'nll'.",
             )
 
     def replace(self, **changes: Any) -> Method:
-        """The same method with other fields: ``METHODS["base"].replace(score="nll")``."""
+        """A copy with other fields, such as ``METHODS["base"].replace(score="nll")``."""
         return replace(self, **changes)
 
     def record(self) -> dict[str, Any] | None:
-        """Plain values to save, or None if a metric module is part of it."""
+        """Plain values to save; None if a step holds a metric module."""
         if any(isinstance(step.metric, Metric) for step in (self.training, self.inference)):
             return None
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Method:
-        """The method of a saved record."""
+        """Restore a method.
+
+        Args:
+            record: Values that ``record`` returned.
+
+        Returns:
+            The method.
+
+        Raises:
+            ParameterError: If a field is missing or unknown.
+        """
         try:
             values = {field.name: record[field.name] for field in fields(cls)}
             steps = {name: Step(**values[name]) for name in ("training", "inference")}
         except (KeyError, TypeError) as error:
             raise ParameterError(
-                f"The saved method {record!r} is not a record of this version ({error}).",
+                f"The saved method {record!r} does not fit this version ({error}).",
                 "A field is missing or unknown.",
                 "Pass method=... explicitly.",
             ) from error
@@ -123,7 +141,17 @@ METHODS: dict[str, Method] = {
 
 
 def as_method(method: str | Method) -> Method:
-    """A method by its name, or itself."""
+    """Look up a method.
+
+    Args:
+        method: A name in ``METHODS``, or a ``Method``, which is returned as it is.
+
+    Returns:
+        The method.
+
+    Raises:
+        ParameterError: If the name is not known.
+    """
     if isinstance(method, Method):
         return method
     check_choice("method", method, tuple(METHODS))

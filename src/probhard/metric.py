@@ -1,9 +1,15 @@
-"""Metrics Q of the projection ``min |u - z|_Q``, each represented by ``W = Q^-1``.
+"""Metrics Q of the projection ``min |u - z|_Q``, each represented by its weight ``W = Q^-1``.
 
-See the paper's section "Flexibility in the choice of Q and its structure".
+| metric         | weight W                         |
+|----------------|----------------------------------|
+| Orthogonal     | I                                |
+| Oblique        | Sigma, the law's own covariance  |
+| DiagonalMetric | diag(values)                     |
+| LowRankMetric  | diag(diagonal) + factor factor^T |
+| DenseMetric    | L L^T                            |
 
-Orthogonal: W = I. Oblique: W = Sigma, the distribution's own covariance. The others hold a W of their own, fixed
-(buffers) or learned with the model (parameters). Low rank means ``W = D + F F^T``.
+The last three hold a weight of their own, fixed (buffers) or learned with the model (parameters). See the paper's
+section "Flexibility in the choice of Q and its structure".
 """
 
 from __future__ import annotations
@@ -15,34 +21,41 @@ from torch import Tensor, nn
 
 from probhard._util.tensors import checking
 from probhard.errors import ParameterError, ShapeError, check_choice
-from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
-from probhard.tangent import Identity
+from probhard.laws.covariance import Covariance, Dense, Diagonal, Identity, LowRank, check_finite
 
 
 class Metric(nn.Module):
-    """Gives the weight W of a projection; subclass it and implement ``weight``."""
+    """The weight W of a projection; subclasses implement ``weight``."""
 
     fixed = True  # whether W is the same for every distribution
     oblique = False  # whether W is the covariance of the distribution itself
 
     @abstractmethod
-    def weight(
-        self,
-        z: Tensor,  # (*batch, n), for its size, dtype and device
-        cov: Covariance | None,  # of the distribution that is projected
-    ) -> Covariance:
-        """The weight W for points like z."""
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        """The weight W of the projection of points.
+
+        Args:
+            z: Points, (*batch, n); only their size, dtype and device matter.
+            cov: Covariance of the distribution that is projected, or None for bare points.
+
+        Returns:
+            W, of shape (n,) or (*batch, n).
+
+        Raises:
+            ParameterError: If the metric needs ``cov`` and there is none.
+            ShapeError: If the metric has another number of variables.
+        """
 
 
 class Orthogonal(Metric):
-    """Q = I: the nearest point."""
+    """Q = I: the nearest point in Euclidean distance."""
 
     def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
         return Identity.like(z)
 
 
 class Oblique(Metric):
-    """Q = Sigma^-1: uncertain coordinates move, certain ones stay."""
+    """Q = Sigma^-1: uncertain coordinates move, certain coordinates stay."""
 
     fixed = False
     oblique = True
@@ -67,13 +80,13 @@ class _Own(Metric):
             self.register_buffer(name, value)
 
     def _positive(self, name: str, value: Tensor, learn: bool) -> Tensor:
-        """What is stored for positive numbers: themselves, or their logarithm where they are learned."""
+        """Positive numbers as they are stored: their logarithm if they are learned, else themselves."""
         if checking():
             check_finite(f"The metric's {name}", value, minimum=0.0)
             if learn and bool((value == 0).any()):
                 raise ParameterError(
                     f"A learned metric starts with {int((value == 0).sum())} zeros in its {name}.",
-                    "It is learned on a logarithmic scale, where 0 cannot move.",
+                    "They are learned on a logarithmic scale, which does not reach 0.",
                     "Start from positive numbers, such as ones.",
                 )
         return value.log() if learn else value
@@ -82,17 +95,20 @@ class _Own(Metric):
         if z.shape[-1] != size:
             raise ShapeError(
                 f"{type(self).__name__} has {size} variables, the distribution {z.shape[-1]}.",
-                "A metric weighs every variable.",
+                "A metric needs one weight per variable.",
                 f"Build it with {z.shape[-1]} entries.",
             )
 
 
 class DiagonalMetric(_Own):
-    """``W = diag(weight)``: large where a variable may move freely.
+    """``W = diag(values)``: variables with large weights move most.
 
     Args:
-        values: Positive weights, (n,); 0 keeps a variable where it is.
-        learn: Train them with the model, on a logarithmic scale.
+        values: Weights >= 0, (n,); a variable with weight 0 keeps its value.
+        learn: Train the weights with the model, on a logarithmic scale.
+
+    Raises:
+        ParameterError: If a weight is negative, NaN or infinite, or 0 where weights are learned.
     """
 
     values: Tensor
@@ -113,8 +129,12 @@ class LowRankMetric(_Own):
 
     Args:
         factor: (n, rank).
-        diagonal: Positive, (n,).
-        learn: Train both with the model.
+        diagonal: >= 0, (n,).
+        learn: Train both with the model, the diagonal on a logarithmic scale.
+
+    Raises:
+        ParameterError: If the diagonal is negative, NaN or infinite, or 0 where it is learned.
+        ShapeError: If factor and diagonal have different n.
     """
 
     factor: Tensor
@@ -137,8 +157,12 @@ class DenseMetric(_Own):
     """``W = L L^T`` with a lower triangular L.
 
     Args:
-        scale_tril: (n, n) with a positive diagonal.
-        learn: Train it with the model, its diagonal on a logarithmic scale.
+        scale_tril: L, (n, n), with a diagonal >= 0.
+        learn: Train L with the model, its diagonal on a logarithmic scale.
+
+    Raises:
+        ParameterError: If L is not lower triangular, or its diagonal negative, or 0 where it is learned.
+        ShapeError: If L is not square.
     """
 
     lower: Tensor
@@ -161,7 +185,17 @@ NAMED: dict[str, type[Metric]] = {"oblique": Oblique, "orthogonal": Orthogonal}
 
 
 def as_metric(metric: str | Metric) -> Metric:
-    """A metric by its name, or itself."""
+    """Look up a metric.
+
+    Args:
+        metric: ``"oblique"``, ``"orthogonal"``, or a ``Metric``, which is returned as it is.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ParameterError: If the name is not known, or ``metric`` is neither.
+    """
     if isinstance(metric, Metric):
         return metric
     if not isinstance(metric, str):

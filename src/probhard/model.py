@@ -1,13 +1,14 @@
-"""A backbone, a constraint and a method as one model with explicit phases: ``loss``, ``forecast``, ``sample``.
+"""Constrained models: a backbone, a constraint and a method, with ``loss``, ``forecast`` and ``sample``.
 
-The backbone never sees the constraint, the projection never sees the batch, the score never sees the constraint.
+The parts are independent. The backbone never sees the constraint, the projection never sees the batch, and the score
+never sees the constraint.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,14 @@ FORMAT, FORMAT_VERSION = "probhard-model", 1
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs for the backbone, context for the constraint, and targets with their mask."""
+    """One batch of data.
+
+    Args:
+        inputs: What the backbone takes.
+        target: Targets, (*batch, n).
+        mask: True where the target is observed, (*batch, n) bool.
+        context: What the constraint function takes.
+    """
 
     inputs: Any
     target: Tensor | None = None
@@ -37,9 +45,20 @@ class Batch:
 
     @classmethod
     def of(cls, batch: Any) -> Batch:
-        """Read a batch: (inputs, target), a mapping with these names, or the inputs alone."""
+        """Convert data to a batch whose context is set.
+
+        Args:
+            batch: A ``Batch``; a tuple (inputs, target, mask, context), of which trailing parts may be left out; a
+                mapping with these names; or the inputs alone.
+
+        Returns:
+            The batch; its context is the inputs unless another one is passed.
+
+        Raises:
+            ParameterError: If a mapping has other keys or no inputs, or a tuple another length.
+        """
         if isinstance(batch, Batch):
-            made = batch
+            parts = batch
         elif isinstance(batch, Mapping):
             unknown = set(batch) - {"inputs", "target", "mask", "context"}
             if unknown or "inputs" not in batch:
@@ -48,27 +67,30 @@ class Batch:
                     "A mapping must hold 'inputs' and may hold 'target', 'mask' and 'context'.",
                     "Put what the backbone takes into 'inputs' and what the constraint needs into 'context'.",
                 )
-            made = cls(**batch)
+            parts = cls(**batch)
         elif isinstance(batch, tuple | list):
             if len(batch) not in (1, 2, 3, 4):
                 raise ParameterError(
                     f"The batch has {len(batch)} parts.",
-                    "A tuple is (inputs, target), with mask and context as third and fourth part.",
+                    "A tuple is (inputs, target, mask, context), with one to four parts.",
                     "Name the parts in a dictionary.",
                 )
-            made = cls(*batch)
+            parts = cls(*batch)
         else:
-            made = cls(batch)
-        return made if made.context is not None else cls(made.inputs, made.target, made.mask, made.inputs)
+            parts = cls(batch)
+        return parts if parts.context is not None else replace(parts, context=parts.inputs)
 
 
 class ConstrainedModel(nn.Module):
-    """Any torch model of a distribution, made to obey a constraint by a method.
+    """A torch model of a distribution that obeys a constraint by a method.
 
     Args:
-        backbone: Maps inputs to anything ``as_location_scale`` takes, in target units.
-        constraint_fn: Maps a batch's context (its inputs unless given) to a constraint; or one constraint for all.
+        backbone: Maps inputs to anything that ``as_location_scale`` takes, in target units.
+        constraint_fn: Maps a batch's context (by default its inputs) to a constraint; or one constraint for all.
         method: A name in ``METHODS`` or a ``Method``.
+
+    Raises:
+        ParameterError: If the method is not known.
     """
 
     def __init__(
@@ -85,13 +107,23 @@ class ConstrainedModel(nn.Module):
         self.inference_layer = self.method.inference.layer()
 
     def constraint(self, batch: Any) -> Constraint:
-        """The constraint of a batch."""
+        """The constraint of a batch, which is anything that ``Batch.of`` takes."""
         if isinstance(self.constraint_fn, Constraint):
             return self.constraint_fn
         return self.constraint_fn(Batch.of(batch).context)
 
     def loss(self, batch: Any) -> Tensor:
-        """The training loss of a batch with targets: the score SUMMED over points and batch, plus the penalty."""
+        """The training loss: the score SUMMED over points and batch, plus the penalty.
+
+        Args:
+            batch: Anything that ``Batch.of`` takes, with targets.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            ParameterError: If the batch has no target.
+        """
         parts = Batch.of(batch)
         if parts.target is None:
             raise ParameterError(
@@ -106,18 +138,34 @@ class ConstrainedModel(nn.Module):
         return total
 
     def forecast(self, batch: Any) -> Projected | LocationScale:
-        """The predictive distribution of a batch; feasible exactly if ``.feasible`` says so."""
+        """The predictive distribution of a batch.
+
+        Args:
+            batch: Anything that ``Batch.of`` takes; targets are ignored.
+
+        Returns:
+            The law over (*batch, n); its draws obey the constraint if its ``feasible`` is True.
+        """
         parts = Batch.of(batch)
         dist = as_location_scale(self.backbone(parts.inputs))
         return self._applied(dist, self.constraint(parts), self.method.inference, self.inference_layer)
 
     @torch.no_grad()
     def sample(self, batch: Any, n: int = 100, generator: torch.Generator | None = None) -> Tensor:
-        """Draws (n, *batch, event) of the forecast."""
+        """Draw from the forecast.
+
+        Args:
+            batch: Anything that ``Batch.of`` takes; targets are ignored.
+            n: Number of draws.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            Draws, (n, *batch, event).
+        """
         return self.forecast(batch).sample((n,), generator)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights and method to one file of plain tensors and values, replacing it in one step."""
+        """Write weights and method to a file of plain tensors and values, atomically."""
         target = Path(path)
         state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
         content = {
@@ -137,12 +185,23 @@ class ConstrainedModel(nn.Module):
         constraint_fn: Callable[[Any], Constraint] | Constraint,
         method: str | Method | None = None,
     ) -> ConstrainedModel:
-        """Read a saved model into a backbone of the same architecture; never runs code from the file."""
+        """Load a saved model; code in the file is never run.
+
+        Args:
+            path: A file that ``save`` wrote.
+            backbone: A network of the same architecture; it gets the saved weights.
+            constraint_fn: As for the constructor.
+            method: Replaces the saved method; needed if that has a metric module.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ParameterError: If the file is not a saved model, or does not fit the backbone.
+        """
         content = _read(path)
         if method is None and content["method"] is None:
             raise ParameterError(
                 f"{path} was saved with a metric module in its method.",
-                "Modules are not stored, only their weights.",
+                "Files hold the weights of modules, not the modules.",
                 "Pass method=... as it was when the model was saved.",
             )
         try:
@@ -180,7 +239,7 @@ class ConstrainedModel(nn.Module):
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of a saved model, checked."""
+    """The checked content of a saved model."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -195,7 +254,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not known or not isinstance(content.get("version"), int):
         raise ParameterError(
             f"{path} is not a saved probhard model.",
-            "It lacks the format mark.",
+            "Its format mark is missing.",
             "Pass a file written by ConstrainedModel.save.",
         )
     if content["version"] > FORMAT_VERSION:

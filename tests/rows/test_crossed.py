@@ -10,11 +10,10 @@ import torch
 import probhard as ph
 from probhard._util import jit
 from probhard.forecasting import cross_temporal
-from probhard.laws.covariance import Diagonal
+from probhard.laws.covariance import Diagonal, Identity
 from probhard.rows import crossed
 from probhard.rows.crossed import CrossedFactor, split
 from probhard.tangent import tangent_of
-from probhard.tangent.diagonal import Identity
 
 REGIONS = [[0, 1, 2], [3, 4], [5], [0, 1, 2, 3, 4, 5, 6, 7]]  # one of them has a single member
 PRODUCTS = [[0, 1], [2, 3, 4], [0, 1, 2, 3, 4]]

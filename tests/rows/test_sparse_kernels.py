@@ -12,6 +12,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import probhard as ph
 from probhard._util import jit
 from probhard.rows._kernels import sparse as kernels
+from probhard.rows._kernels.lanes import LANES
 from probhard.rows.maps import SparseMap
 from probhard.rows.sparse import KernelFactor, SparseFactor, SparseRows
 from registry import binary_tree, crossed, rand, randn
@@ -57,7 +58,7 @@ def leaf(x):
 
 
 @needs_numba
-@pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 16), (kernels.LANES + 1,), (3, kernels.LANES)])
+@pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 16), (LANES + 1,), (3, LANES)])
 @pytest.mark.parametrize("shared", [True, False])
 def test_moments_and_their_gradients(structure, batch, shared):
     n, q = structure.variables, structure.row_count

@@ -10,13 +10,13 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import probhard as ph
 from probhard._util import jit
-from probhard.rows._kernels import sparse as kernels
+from probhard.rows._kernels.lanes import LANES
 from probhard.rows.tree import Tree
 from registry import rand, randn
 
 pytestmark = pytest.mark.skipif(not jit.AVAILABLE, reason="numba is not installed, so there are no kernels")
 
-BATCHES = [(), (1,), (5,), (2, 16), (kernels.LANES + 1,), (3, kernels.LANES)]
+BATCHES = [(), (1,), (5,), (2, 16), (LANES + 1,), (3, LANES)]
 
 
 def sums() -> sp.csr_array:

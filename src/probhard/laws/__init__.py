@@ -1,4 +1,4 @@
-"""Laws: location-scale distributions, their covariances and families, and laws clipped at bounds."""
+"""Probability laws: location-scale distributions, their covariances and families, and censored marginals."""
 
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank

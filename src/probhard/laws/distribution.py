@@ -1,8 +1,8 @@
 """Location-scale distributions: ``Z = loc + R e`` with ``cov = R R^T`` and unit noise e of a family.
 
-This is the law F(mu, Sigma) that the projection layer takes (paper, section "DPPL on the Distribution
-Parameters for Location-Scale Distributions"). ``cov`` is the scale matrix; the variance is its diagonal times
-the variance of the family's unit law. The event is the last dimension.
+This is the law F(mu, Sigma) that the projection layer takes (paper, section "DPPL on the Distribution Parameters for
+Location-Scale Distributions"). ``cov`` is the scale matrix. The variance is its diagonal times the variance of the
+family's unit law. The event is the last dimension.
 """
 
 from __future__ import annotations
@@ -19,92 +19,35 @@ from probhard._util.tensors import broadcast, checking
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
 from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.marginal import Marginals
 
-
-class Marginals(td.Distribution):
-    """The one-dimensional laws of the coordinates; a scale of 0 is a point mass."""
-
-    arg_constraints: dict[str, Support] = {}  # noqa: RUF012
-    has_rsample = True
-
-    def __init__(self, loc: Tensor, scale: Tensor, family: Family = NORMAL) -> None:
-        self.loc, self.scale, self.family = loc, scale, family
-        super().__init__(broadcast(loc.shape, scale.shape), validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean, (*batch, n)."""
-        return self.loc
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance, (*batch, n)."""
-        return self.scale.square() * self.family.unit_variance
-
-    def crps(self, y: Tensor) -> Tensor:
-        """Closed-form continuous ranked probability score, (*batch, n)."""
-        return self.family.crps(self.loc, self.scale, y)
-
-    def nll(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Negative log density, (*batch, n); 0 where the law is degenerate or the target masked, NaN included."""
-        skip = self.degenerate if mask is None else self.degenerate | ~mask
-        scale = torch.where(skip, 1.0, self.scale)
-        z = torch.where(skip, 0.0, y - self.loc) / scale
-        return torch.where(skip, 0.0, scale.log() - self.family.log_density(z))
-
-    @property
-    def degenerate(self) -> Tensor:
-        """Where the law is a point mass, (*batch, n) bool."""
-        return self.scale == 0
-
-    def standardised(self, y: Tensor) -> Tensor:
-        """``(y - loc) / scale``, with 0 for 0/0."""
-        distance = y - self.loc
-        return torch.where((self.scale == 0) & (distance == 0), 0.0, distance / self.scale)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """Distribution function."""
-        return self.family.cdf(self.standardised(value))
-
-    def pit(self, y: Tensor) -> Tensor:
-        """Probability integral transform: ``cdf``, with a point mass counted half."""
-        return self.cdf(y)
-
-    def icdf(self, value: Tensor) -> Tensor:
-        """Quantile function."""
-        return torch.where(self.scale == 0, self.loc, self.loc + self.scale * self.family.icdf(value))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density; infinite where the scale is 0."""
-        return self.family.log_density(self.standardised(value)) - self.scale.log()
-
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws of each coordinate."""
-        shape = (*Size(sample_shape), *self.batch_shape)
-        noise = self.family.independent().sample(shape[:-1], shape[-1], self.loc.dtype, self.loc.device, generator)
-        return self.loc + self.scale * noise
+__all__ = ["LocationScale", "Marginals", "as_location_scale", "marginals"]
 
 
 class LocationScale(td.Distribution):
-    """``loc + R e``: any member of a multivariate location-scale family.
+    """The law of ``loc + R e``: any member of a multivariate location-scale family.
 
     Args:
         loc: Location, (*batch, n).
-        cov: Scale matrix: ``Diagonal``, ``LowRank``, ``Dense`` or a projected one.
-        family: Law of the noise; ``NORMAL`` unless told.
+        cov: Scale matrix R R^T: ``Diagonal``, ``LowRank``, ``Dense`` or ``ProjectedCovariance``.
+        family: Law of the noise e.
         validate_args: Check values (NaN, infinite, negative variances) in eager mode.
+
+    Raises:
+        ShapeError: If the shapes of loc and cov do not fit.
+        ParameterError: If values are checked and one is NaN, infinite or a negative variance.
     """
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
     support = td.constraints.real_vector
     has_rsample = True
-    feasible = False  # nothing is promised about a draw of a plain location-scale law
+    feasible = False  # draws of an unprojected law obey no constraint
 
     def __init__(self, loc: Tensor, cov: Covariance, family: Family = NORMAL, validate_args: bool = True) -> None:
         if loc.dim() == 0 or loc.shape[-1] != cov.shape[-1]:
             raise ShapeError(
                 f"LocationScale got loc {tuple(loc.shape)} and a covariance over {cov.shape[-1]} variables.",
-                "Both describe one event of n variables in their last dimension.",
+                "Both must describe the same n variables in their last dimension.",
                 "Check the size of the network's mean and variance heads.",
             )
         try:
@@ -122,7 +65,11 @@ class LocationScale(td.Distribution):
             self.validate()
 
     def validate(self) -> None:
-        """Check values once; a no-op while compiling, exporting or inside torch.func."""
+        """Check values once; a no-op while compiling, exporting or inside torch.func.
+
+        Raises:
+            ParameterError: If a value is NaN, infinite or a negative variance.
+        """
         if self._valid or not checking():
             return
         check_finite("The location", self.loc)
@@ -131,7 +78,7 @@ class LocationScale(td.Distribution):
 
     @property
     def exact(self) -> bool:
-        """Whether an affine map of this law stays in its family exactly (else it is moment-matched)."""
+        """Whether an affine map of this law stays in its family; else only moments are matched."""
         return self.family.exact
 
     @property
@@ -146,12 +93,20 @@ class LocationScale(td.Distribution):
 
     @property
     def marginals(self) -> Marginals:
-        """The coordinates' own laws."""
+        """The marginal laws of the coordinates, batch (*batch, n)."""
         cov = self.cov if isinstance(self.cov, Diagonal) else Diagonal(self.cov.diagonal())
         return Marginals(self.loc, cov.stddev.expand(self.loc.shape), self.family)
 
     def affine(self, scale: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> LocationScale:
-        """The law of ``scale * Z + shift``, elementwise; maps normalised outputs back to target units."""
+        """The law of ``scale * Z + shift``, elementwise; it maps normalised outputs back to target units.
+
+        Args:
+            scale: A number, or broadcasting with (*batch, n).
+            shift: A number, or broadcasting with (*batch, n).
+
+        Returns:
+            The transformed law, of the same family.
+        """
         factor = torch.as_tensor(scale, dtype=self.loc.dtype, device=self.loc.device)
         if factor.dim() == 0:
             factor = factor.expand(self.event_shape)
@@ -169,7 +124,17 @@ class LocationScale(td.Distribution):
             return self.rsample(sample_shape, generator)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Joint log density (*batch,) of normal and Student-t laws and of independent products."""
+        """Joint log density of normal and Student-t laws and of independent products.
+
+        Args:
+            value: Points, (*batch, n).
+
+        Returns:
+            (*batch,).
+
+        Raises:
+            ParameterError: For correlated laws of the other families.
+        """
         distance, n = value - self.loc, self.event_shape[-1]
         if isinstance(self.cov, Diagonal) and (not self.exact or self.family == NORMAL):
             return self.marginals.log_prob(value).sum(-1)
@@ -184,25 +149,28 @@ class LocationScale(td.Distribution):
             return gamma - 0.5 * self.cov.log_determinant() - tail
         raise ParameterError(
             f"The joint density of a correlated {self.family.name} law is not available.",
-            "It has no elementary form here.",
+            "It has no elementary form.",
             "Score the marginals with probhard.nll, or use the normal or Student-t family.",
         )
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> LocationScale:
-        """The same law with broadcast batch dimensions."""
+        """The same law with batch dimensions expanded to ``batch_shape``."""
         loc = self.loc.expand(*Size(batch_shape), *self.event_shape)
         return LocationScale(loc, self.cov, self.family, validate_args=False)
 
 
-def as_location_scale(
-    dist: Any,  # a distribution or a (mean, stddev) pair
-    validate_args: bool = True,
-) -> LocationScale:
-    """Read a distribution as a location-scale law over its last dimension.
+def as_location_scale(dist: Any, validate_args: bool = True) -> LocationScale:
+    """Convert a distribution to a location-scale law over its last dimension.
 
-    Takes LocationScale, a projected distribution, torch's Normal, Independent, MultivariateNormal,
-    LowRankMultivariateNormal, StudentT, Laplace and Uniform, gpytorch's MultivariateNormal, and a (mean, stddev)
-    pair. Torch's StudentT, Laplace and Uniform are independent products, so their ``.exact`` is False.
+    Args:
+        dist: A LocationScale or Projected; torch's Normal, Independent, MultivariateNormal, LowRankMultivariateNormal,
+            StudentT, Laplace or Uniform (the last three with independent coordinates); gpytorch's MultivariateNormal;
+            or a (mean, stddev) pair, each (*batch, n).
+        validate_args: Check values in eager mode.
+
+    Raises:
+        ParameterError: If the distribution is of another kind, or a value is not valid.
+        ShapeError: If the event has more than one dimension.
     """
     if isinstance(dist, LocationScale):
         return dist
@@ -232,7 +200,7 @@ def as_location_scale(
         half = (dist.high - dist.low) / 2
         return LocationScale((dist.high + dist.low) / 2, Diagonal.from_stddev(half), UNIFORM, validate_args)
     raise ParameterError(
-        f"Cannot read {type(dist).__name__} as a location-scale distribution.",
+        f"Cannot convert {type(dist).__name__} to a location-scale distribution.",
         "The projection needs a location and a scale.",
         "Pass a torch Normal, MultivariateNormal, StudentT or Laplace, a (mean, stddev) pair, or a LocationScale; "
         "for any other law draw samples and use DPPL.project_samples.",
@@ -256,7 +224,17 @@ def _student_t(df: Tensor) -> Family:
 
 
 def marginals(dist: Any) -> Marginals:
-    """The coordinates' own laws of anything that ``as_location_scale`` takes, or of a projected distribution."""
+    """The marginal laws of the coordinates.
+
+    Args:
+        dist: Anything that ``as_location_scale`` takes, over n variables.
+
+    Returns:
+        The laws, batch (*batch, n); of a projected distribution, with its clipped or projected marginals.
+
+    Raises:
+        ParameterError: If the distribution is of another kind.
+    """
     if hasattr(dist, "marginals"):
         return dist.marginals
     return as_location_scale(dist, validate_args=False).marginals

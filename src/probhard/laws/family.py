@@ -1,112 +1,43 @@
-"""Families of symmetric location-scale laws, each given by its unit law (location 0, scale 1), and the CRPS.
+"""The families: normal, Laplace, logistic, uniform and Student's t, each by its unit law; see ``laws.base``.
 
-With ``e = loc - y``, ``z = e / scale``, F the unit law's distribution function and c(z) its CRPS at z,
-
-    CRPS(y) = e (2 F(z) - 1) + scale h(z),      h(z) = c(z) - z c'(z),      c'(z) = 2 F(z) - 1,
-    dCRPS/dloc = 2 F(z) - 1,                    dCRPS/dscale = h(z).
-
-Slope ``2F - 1`` and spread ``h`` are bounded, so value and gradients are finite for every ``scale >= 0``; at
-scale 0 the score is ``|y - loc|``. It is a loss, ``E|X - y| - E|X - X'| / 2``, the paper's sign reversed.
+| family    | density of the unit law       | variance      | multivariate law                     |
+|-----------|-------------------------------|---------------|--------------------------------------|
+| normal    | exp(-z^2 / 2) / sqrt(2 pi)    | 1             | elliptical                           |
+| Laplace   | exp(-abs(z)) / 2              | 2             | elliptical, variance exponential     |
+| logistic  | exp(-z) / (1 + exp(-z))^2     | pi^2 / 3      | independent coordinates              |
+| uniform   | 1/2 on [-1, 1]                | 1/3           | independent coordinates              |
+| Student-t | ~ (1 + z^2/df)^(-(df + 1)/2)  | df / (df - 2) | elliptical, variance inverse gamma   |
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import checking
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws import special
+from probhard.laws.base import Family
+
+__all__ = [
+    "LAPLACE",
+    "LOGISTIC",
+    "NORMAL",
+    "UNIFORM",
+    "Family",
+    "LaplaceFamily",
+    "LogisticFamily",
+    "NormalFamily",
+    "StudentTFamily",
+    "UniformFamily",
+    "student_t",
+]
 
 FAR = 1e3  # exp(-FAR) is 0 in float64; products with it stay finite at infinity
-
-
-@dataclass(frozen=True)
-class Family(ABC):
-    """Unit law of a symmetric location-scale family.
-
-    Args:
-        exact: Whether an affine map of a multivariate member stays in the family. True for elliptical laws,
-            whose coordinates share one mixing variable; False for products of independent coordinates.
-    """
-
-    exact: bool
-    name: ClassVar[str]
-    variance: ClassVar[float]
-
-    @property
-    def unit_variance(self) -> float | Tensor:
-        """Variance of the unit law."""
-        return self.variance
-
-    @abstractmethod
-    def cdf(self, z: Tensor) -> Tensor:
-        """Distribution function."""
-
-    @abstractmethod
-    def log_density(self, z: Tensor) -> Tensor:
-        """Logarithm of the density."""
-
-    @abstractmethod
-    def icdf(self, p: Tensor) -> Tensor:
-        """Quantile function."""
-
-    @abstractmethod
-    def crps_terms(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope ``2F - 1`` and spread ``h`` of the CRPS, finite at infinity."""
-
-    def crps_spread(self, z: Tensor) -> Tensor:
-        """``h(z) = c(z) - z c'(z)``, the derivative of the CRPS in the scale."""
-        return self.crps_terms(z)[1]
-
-    def crps(
-        self,
-        loc: Tensor,  # (*batch, n)
-        scale: Tensor,  # (*batch, n), >= 0
-        y: Tensor,  # (*batch, n)
-    ) -> Tensor:
-        """Continuous ranked probability score of ``loc + scale * unit`` at ``y``, (*batch, n)."""
-        shapes = (loc.shape, scale.shape, y.shape, self._parameter_shape())
-        if not (shapes[0] == shapes[1] == shapes[2]) or shapes[3]:
-            shape = broadcast(*shapes)
-            loc, scale, y = loc.expand(shape), scale.expand(shape), y.expand(shape)
-        if not loc.dtype == scale.dtype == y.dtype:
-            dtype = torch.promote_types(torch.promote_types(loc.dtype, scale.dtype), y.dtype)
-            loc, scale, y = loc.to(dtype), scale.to(dtype), y.to(dtype)
-        return special.location_scale_crps(self, loc, scale, y)
-
-    def independent(self) -> Family:
-        """The same marginal law with independent coordinates."""
-        return replace(self, exact=False)
-
-    def sample(
-        self,
-        shape: Sequence[int],
-        event_size: int,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Unit noise of shape ``(*shape, event_size)``; elliptical laws mix each event as a whole."""
-        return self._draw(torch.empty((*shape, event_size), dtype=dtype, device=device), generator)
-
-    @abstractmethod
-    def _draw(self, noise: Tensor, generator: Generator | None) -> Tensor:
-        """Draws in the place of ``noise``."""
-
-    def _mix(self, noise: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """Normal noise times the root of a random variance: one per event, or one per coordinate."""
-        size = (*noise.shape[:-1], 1) if self.exact else noise.shape
-        return noise * draw(noise.new_empty(size)).sqrt()
-
-    def _parameter_shape(self) -> Sequence[int]:
-        return ()
 
 
 class NormalFamily(Family):
@@ -131,7 +62,7 @@ class NormalFamily(Family):
         return torch.erf(w), spread.sub_(1 / math.sqrt(math.pi))
 
     def independent(self) -> Family:
-        """Itself: uncorrelated normal coordinates are independent."""
+        """This family: uncorrelated normal coordinates are independent."""
         return self
 
     def _draw(self, noise: Tensor, generator: Generator | None) -> Tensor:
@@ -215,7 +146,13 @@ class UniformFamily(Family):
 
 @dataclass(frozen=True, eq=False)
 class StudentTFamily(Family):
-    """Student's t: a normal law whose variance is inverse gamma; compares by value, tensors by identity."""
+    """Student's t: a normal law whose variance is inverse gamma.
+
+    Instances compare by value, and by identity where ``df`` is a tensor.
+
+    Args:
+        df: Degrees of freedom: a number, (*batch, 1), or (*batch, n) for independent coordinates.
+    """
 
     df: float | Tensor
     name = "student-t"
@@ -258,7 +195,7 @@ class StudentTFamily(Family):
         if self.exact and half.dim() and half.shape[-1] != 1:
             raise ShapeError(
                 f"Cannot draw from a multivariate Student's t with df of shape {tuple(half.shape)}.",
-                "Its coordinates share one mixing variable and so one number of degrees of freedom.",
+                "Its coordinates share one mixing variable, and so the degrees of freedom.",
                 "Give df the shape (*batch, 1), or use student_t(df).independent().",
             )
         normal = noise.normal_(generator=generator)
@@ -275,23 +212,29 @@ UNIFORM = UniformFamily(exact=False)
 
 
 def student_t(
-    df: float | Tensor,  # a number, (*batch, 1), or (*batch, n) for the independent twin
+    df: float | Tensor,  # a number, (*batch, 1) or (*batch, n)
 ) -> StudentTFamily:
-    """Multivariate Student's t, one mixing variable per event; ``.independent()`` mixes each coordinate.
+    """The family of the multivariate Student's t; ``.independent()`` has one mixing variable per coordinate.
+
+    Args:
+        df: Degrees of freedom above 2: a number, (*batch, 1), or (*batch, n) if made independent.
+
+    Returns:
+        The family, with one mixing variable per event.
 
     Raises:
-        ParameterError: If ``df`` is not above 2, infinite, or a tensor that requires a gradient.
+        ParameterError: If ``df`` is at most 2, infinite, or requires a gradient.
     """
     if isinstance(df, Tensor) and df.requires_grad:
         raise ParameterError(
             "student_t got df that requires a gradient.",
-            "Scores and draws treat the degrees of freedom as a constant, so it would never be trained.",
+            "Scores and draws treat the degrees of freedom as constant, so they would never be trained.",
             "Pass df.detach() and choose it by validation.",
         )
     if checking() and not bool(torch.as_tensor((df > 2) & (df < math.inf)).all()):
         raise ParameterError(
             f"student_t got df = {df}.",
-            "At 2 degrees of freedom or fewer a variance does not exist, so there are no moments to project.",
+            "With 2 degrees of freedom or fewer the variance does not exist, so there are no moments to project.",
             "Choose 2 < df < inf, or NORMAL for the limit of many degrees of freedom.",
         )
     return StudentTFamily(exact=True, df=df if isinstance(df, Tensor) else float(df))

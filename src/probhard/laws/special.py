@@ -1,4 +1,4 @@
-"""Special functions that torch lacks: the incomplete beta function, Student's t, the CRPS.
+"""Special functions that torch lacks: the incomplete beta function and Student's t.
 
 With ``s = a + b`` and ``y = 1 - x``
 
@@ -8,14 +8,13 @@ With ``s = a + b`` and ``y = 1 - x``
 
 the even part of the classical continued fraction, used below the mean of the beta law; above it
 ``I_x(a, b) = 1 - I_y(b, a)``. Student's t is ``P(|T| > z) = I_x(df/2, 1/2)`` with ``x = df / (df + z^2)``.
-All of it is elementwise torch, computed in float64 and returned in the argument's dtype. The CRPS of a
-location-scale law stands here as well, as a primitive with its own derivatives (equation in ``family``).
+Every function is elementwise torch, computed in float64. Results have the argument's dtype unless said otherwise.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +22,7 @@ from torch import Tensor
 from probhard._util.tensors import broadcast
 from probhard.errors import ParameterError
 
-if TYPE_CHECKING:
-    from probhard.laws.family import Family
-
-STEPS = 128  # of the fraction: rounding level for a, b up to 1e4
+STEPS = 128  # terms of the fraction: converged to rounding for a, b up to 1e4
 STUDENT_STEPS = 48  # the same with b = 1/2, for any degrees of freedom
 NEWTON_STEPS = 12
 STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)
@@ -37,7 +33,7 @@ def _double(value: Tensor | float, like: Tensor) -> Tensor:
 
 
 def _stirling(x: Tensor) -> Tensor:
-    """What Stirling's formula lacks: ``lgamma(x) - (x - 1/2) log x + x - log(2 pi) / 2``."""
+    """Remainder of Stirling's formula: ``lgamma(x) - (x - 1/2) log x + x - log(2 pi) / 2``."""
     low, high = x.clamp(max=10.0), x.clamp(min=10.0)
     exact = torch.lgamma(low) - (low - 0.5) * low.log() + low - 0.5 * math.log(2 * math.pi)
     inverse_square = high.square().reciprocal()
@@ -48,12 +44,20 @@ def _stirling(x: Tensor) -> Tensor:
 
 
 def log_gamma_half_step(x: Tensor) -> Tensor:
-    """``lgamma(x + 1/2) - lgamma(x)`` without the cancellation of two large numbers."""
+    """``lgamma(x + 1/2) - lgamma(x)`` for x > 0, of the shape of x, without the cancellation of two large numbers."""
     return x * torch.log1p(0.5 / x) + 0.5 * x.log() - 0.5 + _stirling(x + 0.5) - _stirling(x)
 
 
 def log_beta(a: Tensor, b: Tensor) -> Tensor:
-    """Logarithm of the complete beta function, without cancellation for large arguments."""
+    """Logarithm of the complete beta function B(a, b), without cancellation for large arguments.
+
+    Args:
+        a: Positive, any shape.
+        b: Positive, broadcasting with a.
+
+    Returns:
+        ``log B(a, b)``, of the broadcast shape.
+    """
     powers = (0.5 - a) * torch.log1p(b / a) - b * torch.log1p(a / b)
     return powers - 0.5 * torch.log(b / (2 * math.pi)) + _stirling(a) + _stirling(b) - _stirling(a + b)
 
@@ -88,11 +92,19 @@ def _log_power(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def betainc(
-    a: Tensor | float,  # positive, up to 1e4
-    b: Tensor | float,  # positive, up to 1e4
-    x: Tensor,  # in [0, 1]
+    a: Tensor | float,
+    b: Tensor | float,
+    x: Tensor,
 ) -> Tensor:
-    """Regularised incomplete beta function, elementwise; a value only, without gradient.
+    """Regularised incomplete beta function ``I_x(a, b)``; a value only, without gradient.
+
+    Args:
+        a: Positive, up to 1e4.
+        b: Positive, up to 1e4, broadcasting with a.
+        x: In [0, 1], broadcasting with both.
+
+    Returns:
+        ``I_x(a, b)``, of the broadcast shape.
 
     Raises:
         ParameterError: If an argument requires a gradient.
@@ -113,30 +125,51 @@ def betainc(
 
 
 def student_t_peak(df: Tensor | float, like: Tensor) -> Tensor:
-    """Density of Student's t at 0, float64: ``Gamma((df + 1) / 2) / (sqrt(df pi) Gamma(df / 2))``."""
+    """Density of Student's t at 0: ``Gamma((df + 1) / 2) / (sqrt(df pi) Gamma(df / 2))``.
+
+    Args:
+        df: Degrees of freedom, any shape.
+        like: A tensor on the device of the result.
+
+    Returns:
+        The density in float64, of the shape of df.
+    """
     freedom = _double(df, like)
     return torch.exp(log_gamma_half_step(freedom / 2)) / torch.sqrt(freedom * math.pi)
 
 
 def student_t_log_density(z: Tensor, df: Tensor | float) -> Tensor:
-    """Log density of Student's t, differentiable in ``z``."""
+    """Log density of Student's t, differentiable in ``z``.
+
+    Args:
+        z: Any shape.
+        df: Degrees of freedom, broadcasting with z.
+
+    Returns:
+        The log density, of the broadcast shape.
+    """
     freedom = _double(df, z)
     tail = (freedom + 1) / 2 * torch.log1p(z.double().square() / freedom)
     return (student_t_peak(df, z).log() - tail).to(z.dtype)
 
 
-def student_t_masses(
-    z: Tensor,
-    df: Tensor | float,
-) -> tuple[Tensor, Tensor]:
-    """``P(|T| < |z|)`` and ``P(|T| > |z|)`` in float64, each to the relative rounding of ``z``; no gradient."""
+def student_t_masses(z: Tensor, df: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Masses of Student's t on both sides of ``|z|``, without gradient.
+
+    Args:
+        z: Any shape.
+        df: Degrees of freedom, broadcasting with z.
+
+    Returns:
+        ``P(|T| < |z|)`` and ``P(|T| > |z|)`` in float64, each to the relative precision of z.
+    """
     freedom, square = _double(df, z), z.double().square()
-    # A plain float keeps the coefficients of the fraction plain floats; few degrees and float32 need few terms.
+    # With a float df the coefficients of the fraction are floats. Few degrees of freedom and float32 need few terms.
     half = df / 2 if isinstance(df, float) else freedom / 2
     steps = min(STUDENT_STEPS, 10 + int(3 * math.sqrt(df))) if isinstance(df, float) else STUDENT_STEPS
     steps = steps if z.dtype == torch.float64 else steps // 2
     ratio = square / freedom
-    x, y = 1 / (1 + ratio), 1 / (1 + 1 / ratio)  # both right at z = 0 and at infinity
+    x, y = 1 / (1 + ratio), 1 / (1 + 1 / ratio)  # both exact at z = 0 and at infinity
     power = torch.exp(-freedom / 2 * torch.log1p(ratio)) * y.sqrt() * (student_t_peak(df, z) * freedom.sqrt())
     central = power * _fraction(0.5, half, y, steps)
     outer = power * _fraction(half, 0.5, x, steps)
@@ -167,7 +200,7 @@ class _StudentTCdf(torch.autograd.Function):
 
 
 class _DualStudentTCdf(_StudentTCdf):
-    """The same with forward-mode derivatives, which torch.compile cannot trace."""
+    """``_StudentTCdf`` with forward-mode derivatives, which torch.compile cannot trace."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -175,25 +208,34 @@ class _DualStudentTCdf(_StudentTCdf):
         return tangents[0] * student_t_log_density(z, ctx.df).exp()
 
 
-def student_t_cdf(
-    z: Tensor,
-    df: Tensor | float,  # a constant; broadcasts against z
-) -> Tensor:
-    """Distribution function of Student's t, differentiable in ``z``."""
+def student_t_cdf(z: Tensor, df: Tensor | float) -> Tensor:
+    """Distribution function of Student's t, differentiable in ``z``.
+
+    Args:
+        z: Any shape.
+        df: Degrees of freedom, a constant, broadcasting with z.
+
+    Returns:
+        ``P(T <= z)``, of the broadcast shape.
+    """
     if isinstance(df, Tensor):
         z = z.expand(broadcast(z.shape, df.shape))
     function = _StudentTCdf if torch.compiler.is_compiling() else _DualStudentTCdf
     return function.apply(z, df)
 
 
-def student_t_icdf(
-    p: Tensor,  # in [0, 1]
-    df: Tensor | float,
-) -> Tensor:
-    """Quantiles of Student's t; evaluation only, without gradient.
+def student_t_icdf(p: Tensor, df: Tensor | float) -> Tensor:
+    """Quantiles of Student's t, without gradient.
 
-    Newton's method on the logarithm of the tail in the coordinate ``w = asinh(z / sqrt(df))``: it is concave
-    and, far out, linear.
+    Newton's method on the logarithm of the tail mass in the coordinate ``w = asinh(z / sqrt(df))``. That function is
+    concave and, far out, linear.
+
+    Args:
+        p: Probabilities in [0, 1].
+        df: Degrees of freedom, broadcasting with p.
+
+    Returns:
+        The quantiles, of the broadcast shape.
     """
     with torch.no_grad():
         probability, freedom = p.double(), _double(df, p)
@@ -207,64 +249,3 @@ def student_t_icdf(
             w = w + (mass.log() - inner.log()) / hazard
         z = torch.where(tail == 0, math.inf, root * torch.sinh(w))
         return torch.where(probability < 0.5, -z, z).to(p.dtype)
-
-
-class _CRPS(torch.autograd.Function):
-    """Value, slope and spread; the last two are the gradient, as outputs so that it can be differentiated."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(loc: Tensor, scale: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor, Tensor]:
-        error = loc - y
-        slope, spread = family.crps_terms(error / scale.clamp_min(torch.finfo(error.dtype).tiny))
-        return torch.addcmul(error * slope, scale, spread), slope, spread
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.family = inputs[3]
-        ctx.save_for_backward(*inputs[:3], *output[1:])
-        ctx.save_for_forward(*inputs[:3], *output[1:])
-
-    @staticmethod
-    def _curvature(loc: Tensor, scale: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
-        """``z`` and ``2 f(z) / scale``: d slope = rate (d e - z d scale), d spread = -z d slope."""
-        positive = scale.clamp_min(torch.finfo(loc.dtype).tiny)
-        z = ((loc - y) / positive).clamp(-1e15, 1e15)  # beyond, the density and its products are 0
-        return z, 2 * family.log_density(z).exp() / positive
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        of_value, of_slope, of_spread = gradients
-        loc, scale, y, slope, spread = ctx.saved_tensors
-        needs_loc, needs_scale, needs_y = ctx.needs_input_grad[:3]
-        to_error = None if of_value is None or not (needs_loc or needs_y) else of_value * slope
-        to_scale = None if of_value is None or not needs_scale else of_value * spread
-        if of_slope is not None or of_spread is not None:
-            z, rate = _CRPS._curvature(loc, scale, y, ctx.family)
-            pull = 0.0 if of_slope is None else rate * of_slope
-            pull = pull if of_spread is None else pull - rate * z * of_spread
-            to_error = pull if to_error is None else to_error + pull
-            to_scale = -z * pull if to_scale is None else to_scale - z * pull
-        to_y = -to_error if needs_y and to_error is not None else None
-        return to_error, to_scale, to_y, None
-
-
-class _DualCRPS(_CRPS):
-    """The same with forward-mode derivatives, which torch.compile cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        loc, scale, y, slope, spread = ctx.saved_tensors
-        of_loc, of_scale, of_y = (torch.zeros_like(loc) if t is None else t for t in tangents[:3])
-        of_error = of_loc - of_y
-        z, rate = _CRPS._curvature(loc, scale, y, ctx.family)
-        of_slope = rate * (of_error - z * of_scale)
-        return of_error * slope + of_scale * spread, of_slope, -z * of_slope
-
-
-def location_scale_crps(family: Family, loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-    """CRPS of ``loc + scale * unit`` at ``y``, for arguments of one shape and dtype."""
-    function = _CRPS if torch.compiler.is_compiling() else _DualCRPS
-    return function.apply(loc, scale, y, family)[0]

@@ -5,10 +5,9 @@ With F the distribution function of a symmetric unit law T,
     mass = F(t),      first = E (t - T)+ = int_(-inf)^t F,      second = E (t - T)+^2 = 2 int_(-inf)^t first,
     square = int_(-inf)^t F^2.
 
-By symmetry they serve both tails. Each is computed without the cancellation of ``1 - F``: it keeps its digits
-far out, so that a law far outside its bounds still has gradients. With m the normal law's Mills ratio F / f, all
-four are f or f^2 times a polynomial in t and m; the logistic second moment is the dilogarithm, with
-``L = first = log(1 + exp t)``
+By symmetry they serve both tails. Each is computed without the cancellation of ``1 - F`` and keeps its digits far out,
+so a law far outside its bounds still has gradients. With m the Mills ratio F / f of the normal law, all four are f or
+f^2 times a polynomial in t and m. The logistic second moment is the dilogarithm: with ``L = first = log(1 + exp t)``,
 
     -2 Li2(-exp t) = 2 (L + L^2 / 4 + sum_k B_2k L^(2k + 1) / (2k + 1)!),      square = L + exp(-L) - 1.
 """
@@ -24,9 +23,9 @@ from torch import Tensor
 
 from probhard.errors import ParameterError
 from probhard.laws import special
-from probhard.laws.family import Family
+from probhard.laws.base import Family
 
-FARTHEST = 1e100  # of |t|: its square and its products with 1 / scale stay finite in float64
+FARTHEST = 1e100  # largest |t|: its square and its products with 1 / scale stay finite in float64
 SMALLEST_MASS = 1e-290  # below, the logarithm of a Student-t mass is taken from its density
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
 DILOGARITHM = tuple(number / math.factorial(2 * k + 3) for k, number in enumerate(BERNOULLI))
@@ -41,22 +40,25 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 class Tail(ABC):
-    """Left tail of a unit law at ``t``, float64, ``-FARTHEST <= t <= 0``; values only, without gradient."""
+    """Left tail of a unit law at ``t``, float64 with ``-FARTHEST <= t <= 0``; values only, without gradient.
+
+    Subclasses take ``(family, t)`` and set ``mass`` and ``first``, of the shape of t.
+    """
 
     mass: Tensor
     first: Tensor
 
     @abstractmethod
     def second(self) -> Tensor:
-        """``E (t - T)+^2``."""
+        """``E (t - T)+^2``, of the shape of t."""
 
     @abstractmethod
     def square(self) -> Tensor:
-        """Integral of ``F^2`` up to t."""
+        """Integral of ``F^2`` up to t, of the shape of t."""
 
 
 class NormalTail(Tail):
-    """``f (1 + t m)``, ``f ((1 + t^2) m + t)`` and ``f^2 (t m^2 + 2 m - sqrt(2) m(sqrt(2) t))``."""
+    """Normal: ``f (1 + t m)``, ``f ((1 + t^2) m + t)`` and ``f^2 (t m^2 + 2 m - sqrt(2) m(sqrt(2) t))``."""
 
     def __init__(self, family: Family, t: Tensor) -> None:
         self.t, self.density = t, torch.exp(-0.5 * t.square()) / math.sqrt(2 * math.pi)
@@ -77,7 +79,7 @@ class NormalTail(Tail):
 
 
 class LaplaceTail(Tail):
-    """Powers of ``exp(t)``."""
+    """Laplace: powers of ``exp(t)``."""
 
     def __init__(self, family: Family, t: Tensor) -> None:
         self.mass = self.first = 0.5 * torch.exp(t)
@@ -90,7 +92,7 @@ class LaplaceTail(Tail):
 
 
 class LogisticTail(Tail):
-    """Series in ``log(1 + exp t)``, which is at most log 2."""
+    """Logistic: series in ``log(1 + exp t)``, which is at most log 2."""
 
     def __init__(self, family: Family, t: Tensor) -> None:
         self.mass, self.first = torch.sigmoid(t), torch.log1p(torch.exp(t))
@@ -104,7 +106,7 @@ class LogisticTail(Tail):
 
 
 class UniformTail(Tail):
-    """Powers of the distance to the end of the support."""
+    """Uniform: powers of the distance to the end of the support."""
 
     def __init__(self, family: Family, t: Tensor) -> None:
         self.inside = (t + 1).clamp_min(0)
@@ -118,7 +120,10 @@ class UniformTail(Tail):
 
 
 class StudentTTail(Tail):
-    """``-E[T; T < t]`` is ``df/(df - 1) f(0) (1 + t^2/df)^((1 - df)/2)``; its square is a t law of 2 df - 1."""
+    """Student's t: ``-E[T; T < t] = df/(df - 1) f(0) (1 + t^2/df)^((1 - df)/2)``.
+
+    The square of that is proportional to the density of a t law with 2 df - 1 degrees of freedom.
+    """
 
     def __init__(self, family: Any, t: Tensor) -> None:
         self.t, self.df = t, family.df
@@ -152,11 +157,22 @@ TAILS: dict[str, Any] = {
 
 
 def tail_of(family: Family, t: Tensor) -> Tail:
-    """The left tail of a family's unit law at ``t`` (*batch, n), float64 and at most 0."""
+    """The left tail of a family's unit law.
+
+    Args:
+        family: The family.
+        t: Points, (*batch, n), float64 and at most 0.
+
+    Returns:
+        Mass, first and second moments at t, each (*batch, n).
+
+    Raises:
+        ParameterError: If the family has no entry in ``TAILS``.
+    """
     if family.name not in TAILS:
         raise ParameterError(
             f"The partial moments of a {family.name} law are not available.",
-            "Censored moments and scores are closed forms, one per family.",
+            "Censored moments and scores need closed forms for the family.",
             f"Use one of {', '.join(TAILS)}, or add a Tail to probhard.laws.tails.TAILS.",
         )
     tail: Tail = TAILS[family.name](family, t)
@@ -164,7 +180,7 @@ def tail_of(family: Family, t: Tensor) -> Tail:
 
 
 class _PartialMoments(torch.autograd.Function):
-    """Mass, first and second; each is the derivative of the next one, up to the factor 2."""
+    """Mass, first and second moment; each is the derivative of the next, up to a factor 2."""
 
     generate_vmap_rule = True
 
@@ -188,7 +204,7 @@ class _PartialMoments(torch.autograd.Function):
 
 
 class _DualPartialMoments(_PartialMoments):
-    """The same with forward-mode derivatives, which torch.compile cannot trace."""
+    """``_PartialMoments`` with forward-mode derivatives, which torch.compile cannot trace."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -197,20 +213,39 @@ class _DualPartialMoments(_PartialMoments):
 
 
 def partial_moments(family: Family, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``F(t)``, ``E (t - T)+`` and ``E (t - T)+^2``, differentiable in ``t`` (float64, at most 0)."""
+    """Partial moments of a unit law, differentiable in ``t``.
+
+    Args:
+        family: The family.
+        t: Points, (*batch, n), float64 and at most 0.
+
+    Returns:
+        ``F(t)``, ``E (t - T)+`` and ``E (t - T)+^2``, each (*batch, n).
+
+    Raises:
+        ParameterError: If the family has no entry in ``TAILS``.
+    """
     function = _PartialMoments if torch.compiler.is_compiling() else _DualPartialMoments
     mass, first, second = function.apply(t, family)
     return mass, first, second
 
 
 def unit_variance(family: Family) -> float | Tensor:
-    """Variance of the unit law, in float64 whatever the dtype of its degrees of freedom."""
+    """Variance of the unit law of a family; in float64 where the degrees of freedom are a tensor, of their shape."""
     df = getattr(family, "df", None)
     return df.double() / (df.double() - 2) if isinstance(df, Tensor) else family.unit_variance
 
 
 def log_mass(family: Family, z: Tensor) -> Tensor:
-    """``log F(z)`` for any real z, accurate far out and differentiable; minus infinity where the mass is 0."""
+    """``log F(z)``, accurate in the far tail and differentiable.
+
+    Args:
+        family: The family of the unit law.
+        z: Any real numbers, (*batch, n), float64.
+
+    Returns:
+        (*batch, n); minus infinity where the mass is 0.
+    """
     if family.name == "normal":
         return torch.special.log_ndtr(z)
     if family.name == "logistic":
@@ -223,7 +258,7 @@ def log_mass(family: Family, z: Tensor) -> Tensor:
     inner = torch.where(small, 1.0, mass).log()
     if family.name != "student-t":
         return torch.where(small, -math.inf, inner)
-    # F is about (1 + z^2 / df) f / |z| in the far tail; the error of the logarithm is below 1e-2 of some -700.
+    # In the far tail F is about (1 + z^2 / df) f / |z|; the logarithm, near -700, is off by less than 1e-2.
     far = torch.where(small, z, -1.0)
     df = torch.as_tensor(family.df, dtype=z.dtype, device=z.device)  # type: ignore[attr-defined]
     outer = family.log_density(far) + torch.log1p(far.square() / df) - torch.log(-far)

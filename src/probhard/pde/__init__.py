@@ -1,4 +1,4 @@
-"""Surrogates of partial differential equations: problems with exact solutions and laws, and neural operators."""
+"""Surrogates of partial differential equations: exact problems, their conservation laws, and neural operators."""
 
 from probhard.pde.adapters import OperatorBackbone
 from probhard.pde.base import Problem, Split

@@ -1,7 +1,9 @@
 """Neural operators of other libraries as backbones: (batch, channels, *grid) to a law of the flattened field.
 
-two output channels:  mean and r, variance = softplus(r), as in ``VarianceNO``;
-one output channel:   mean, with one standard deviation for all points, learned or fixed.
+| output channels | law                                                                  |
+|-----------------|----------------------------------------------------------------------|
+| two             | mean and r, with variance softplus(r), as in ``VarianceNO``          |
+| one             | mean, with one standard deviation for all points, learned or fixed   |
 """
 
 from __future__ import annotations
@@ -22,22 +24,25 @@ from probhard.pde.operators import FLOOR
 
 
 class OperatorBackbone(nn.Module):
-    """Any module that maps (batch, channels, *grid) to (batch, 1 or 2, *grid), such as those of neuraloperator.
+    """A module that maps (batch, channels, *grid) to (batch, 1 or 2, *grid), such as those of neuraloperator.
 
-    ``.double()`` also casts complex weights, which torch leaves alone; but neuraloperator's spectral layers compute in
-    single precision whatever they are given. Saved weights hold tensors only, so they load strictly and safely.
+    ``.double()`` also casts complex weights, unlike torch. The spectral layers of neuraloperator still compute in
+    single precision. Saved weights hold tensors only, so they load strictly and safely.
 
     Args:
-        operator: The module; ``FNO``, ``TFNO``, ``UNO``, ...
-        stddev: For operators with one output channel, the standard deviation of every point in target units.
-        learned: Whether ``stddev`` is only where learning starts.
+        operator: The module: ``FNO``, ``TFNO``, ``UNO``, ...
+        stddev: Standard deviation of every point in target units, for operators with one output channel.
+        learned: Train ``stddev``; else it is fixed.
+
+    Raises:
+        ParameterError: If ``stddev`` is not positive and finite.
     """
 
     def __init__(self, operator: nn.Module, stddev: float | None = None, learned: bool = True) -> None:
         super().__init__()
         if stddev is not None and not 0 < stddev < math.inf:
             raise ParameterError(
-                f"Got stddev={stddev}.", "A point needs a positive spread.", "Pass about the size of the errors."
+                f"Got stddev={stddev}.", "A point needs a positive spread.", "Pass the typical size of the errors."
             )
         self.operator, self.stddev = operator, stddev
         if stddev is not None:
@@ -56,21 +61,35 @@ class OperatorBackbone(nn.Module):
         """The FNO of neuraloperator with the modes +-K of ``VarianceNO``, which that library counts as 2 K.
 
         Args:
-            channels: Channels of the input.
+            channels: Number of input channels.
             modes: K per axis of the grid.
-            width: Channels inside.
+            width: Number of channels inside.
             layers: Number of Fourier layers.
-            **options: Of ``neuralop.models.FNO``, such as ``domain_padding``.
+            **options: Options of ``neuralop.models.FNO``, such as ``domain_padding``.
+
+        Raises:
+            MissingExtraError: If neuraloperator is not installed.
         """
         try:
             library = import_module("neuralop.models")
         except ImportError as error:
             raise MissingExtraError("neuraloperator", "operators", "OperatorBackbone.fourier") from error
         sizes = tuple(2 * k for k in modes)
-        chosen = {"in_channels": channels, "out_channels": 2, "hidden_channels": width, "n_layers": layers}
-        return cls(library.FNO(n_modes=sizes, **{**chosen, **options}))
+        defaults = {"in_channels": channels, "out_channels": 2, "hidden_channels": width, "n_layers": layers}
+        return cls(library.FNO(n_modes=sizes, **{**defaults, **options}))
 
     def forward(self, inputs: Tensor) -> LocationScale:
+        """Predict the law of flattened fields.
+
+        Args:
+            inputs: (batch, channels, *grid).
+
+        Returns:
+            The law, batch (batch,), over all grid points.
+
+        Raises:
+            ShapeError: If the operator returns another shape than (batch, 1 or 2, *grid).
+        """
         outputs = self.operator(inputs)
         expected = (len(inputs), 2 if self.stddev is None else 1, *inputs.shape[2:])
         if outputs.shape != expected:
@@ -88,7 +107,7 @@ class OperatorBackbone(nn.Module):
         return LocationScale(mean, Diagonal(variance), validate_args=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Casts and moves; complex weights go through as pairs of real ones."""
+        """Cast or move the weights; complex weights are passed as pairs of real numbers."""
 
         def paired(x: Tensor) -> Tensor:
             return torch.view_as_complex(fn(torch.view_as_real(x))) if x.is_complex() else fn(x)
@@ -97,6 +116,6 @@ class OperatorBackbone(nn.Module):
 
 
 def _tensors_only(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Drop what is not a tensor: neuraloperator adds its constructor's arguments as ``_metadata``."""
+    """Drop entries that are not tensors: neuraloperator adds its constructor's arguments as ``_metadata``."""
     for name in [name for name, value in state_dict.items() if not isinstance(value, Tensor)]:
         del state_dict[name]

@@ -1,17 +1,16 @@
-"""A demonstration: one small network, one conservation law, the methods side by side, in about a minute.
+"""A demonstration: one small network and one conservation law under several methods, in about a minute.
 
-The network maps (m, t, x) to a mean and a variance at every grid point,
+The network learns exact solutions of the porous medium equation. Every slice must have the mass
 
-    (mean, raw variance) = sum_k branch_k(m) trunk_k(t, x),
+    (m t)^(1 + 1/m) / (m + 1).
 
-and learns exact solutions of the porous medium equation; every slice must hold the mass ``(m t)^(1 + 1/m) / (m + 1)``.
-All methods share seed, first weights, batches and number of epochs; those that train alike share the trained network.
+All methods share seed, initial weights, batches and number of epochs. Methods with the same training share the trained
+network.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,35 +19,58 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from probhard import score
 from probhard._util.atomic import replacing
 from probhard.errors import ParameterError
-from probhard.laws.covariance import Diagonal
-from probhard.laws.distribution import LocationScale
 from probhard.method import Method, as_method
 from probhard.model import ConstrainedModel
 from probhard.pde import PorousMedium, Problem
+from probhard.pde._branch_trunk import BranchTrunk, batch_of
+from probhard.pde._demo_picture import SHOWN, picture
+
+__all__ = [
+    "EPOCHS",
+    "FULL",
+    "NAMES",
+    "NUMBERS",
+    "PICTURE",
+    "QUICK",
+    "BranchTrunk",
+    "Row",
+    "Size",
+    "batch_of",
+    "evaluate",
+    "picture",
+    "run",
+    "table",
+    "train",
+]
 
 NAMES = ("base", "softc", "hardc", "probconserv", "probhard-ob", "probhard-or")
 EPOCHS, RATE = 120, 3e-3
 PICTURE, NUMBERS = "porous-medium.png", "results.json"
-SHOWN = {"base": "tab:orange", "probhard-or": "tab:blue"}  # in the picture
-FLOOR = 1e-10  # lowest mass error drawn, on a logarithmic axis
 UNITS = {"mse": 1e-5, "ce_mean": 1e-3, "ce_draws": 1e-3, "crps": 1e-3}
 LEGEND = """\
-MSE and CRPS are means over grid points. CE mean: |mass of the mean - law|, summed over the slices of a field.
-CE draws: the largest |mass - law| of any slice of any draw. The exact fields themselves have a CE mean of {gap:.1f},
-the error of the trapezoid rule. softc: penalty 1, not tuned. hardc: only its mean obeys the law, its draws do not.
-probconserv: the trained base, projected afterwards; probhard-inf is the same for a linear law and left out."""
+MSE and CRPS are means over grid points. CE mean: |mass of the mean - exact mass|, summed over the slices of a field.
+CE draws: the largest |mass - exact mass| of any slice of any draw. The exact fields have a CE mean of {gap:.1f}, the
+error of the trapezoid rule. softc: penalty 1, not tuned. hardc: only its mean conserves mass, its draws do not.
+probconserv: the trained base, projected afterwards; probhard-inf is the same for a linear constraint and left out."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained and tested: numbers of fields, fields per batch, network width, draws per test field."""
+    """Size of a run.
+
+    Args:
+        train: Number of training fields.
+        test: Number of test fields.
+        batch: Fields per batch.
+        width: Width of the network.
+        draws: Draws per test field.
+    """
 
     train: int = 120
     test: int = 40
@@ -62,7 +84,16 @@ FULL, QUICK = Size(), Size(train=20, test=8, batch=5, width=32, draws=20)
 
 @dataclass(frozen=True)
 class Row:
-    """One method's figures on the test fields, in plain units; ``seconds`` of training, 0 if it was reused."""
+    """Results of one method on the test fields.
+
+    Args:
+        method: Name of the method.
+        mse: Mean squared error.
+        ce_mean: Constraint error of the mean.
+        ce_draws: Largest constraint error of the draws.
+        crps: Mean CRPS.
+        seconds: Training time; 0 if a trained network was reused.
+    """
 
     method: str
     mse: float
@@ -72,45 +103,20 @@ class Row:
     seconds: float
 
 
-class BranchTrunk(nn.Module):
-    """A small operator network: features of the grid, computed once per batch, weighted by each field's parameter."""
-
-    center: Tensor
-    spread: Tensor
-
-    def __init__(self, problem: Problem, width: int) -> None:
-        super().__init__()
-        ends = problem.inputs(torch.tensor([problem.lower, problem.upper])).movedim(-3, 0).flatten(1)  # (3, ...)
-        self.register_buffer("center", (ends.amax(1) + ends.amin(1)) / 2)
-        self.register_buffer("spread", ((ends.amax(1) - ends.amin(1)) / 2).clamp(min=1e-6))
-        self.branch = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, 2 * width))
-        inner = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.ReLU())]
-        self.trunk = nn.Sequential(nn.Linear(2, width), nn.ReLU(), *inner)
-        self.to(problem.dtype)
-
-    def forward(self, inputs: Tensor) -> LocationScale:
-        """The law of the flattened fields (batch, nt * nx), from inputs (batch, 3, nt, nx) on one grid."""
-        parameter = (inputs[:, :1, 0, 0] - self.center[0]) / self.spread[0]  # (batch, 1)
-        place = (inputs[0, 1:].flatten(1).mT - self.center[1:]) / self.spread[1:]  # (n, 2)
-        weights = self.branch(parameter).unflatten(-1, (2, -1))  # (batch, 2, width)
-        mean, raw = (weights @ self.trunk(place).mT / math.sqrt(weights.shape[-1])).unbind(1)
-        # Starts at a standard deviation of 0.05; the floor keeps float32 metrics regular where nothing is uncertain.
-        return LocationScale(mean, Diagonal(nn.functional.softplus(raw - 6) + 1e-8))
-
-
-def batch_of(problem: Problem, parameter: Tensor) -> dict[str, Tensor]:
-    """Inputs, exact target and context of fields with these parameters."""
-    return {
-        "inputs": problem.inputs(parameter),
-        "target": problem.solution(parameter).flatten(1),
-        "context": parameter,
-    }
-
-
 def train(
     problem: Problem, parameter: Tensor, method: str | Method, epochs: int, seed: int, size: Size, bar: Any
 ) -> ConstrainedModel:
-    """A model trained with one method; weights and batches depend on the seed alone."""
+    """Train a model with one method; initial weights and batches depend on the seed alone.
+
+    Args:
+        problem: The problem.
+        parameter: Parameters of the training fields, (count,).
+        method: A method or its name.
+        epochs: Number of epochs.
+        seed: Seed of weights and batches.
+        size: Fields per batch and width of the network.
+        bar: A tqdm progress bar, advanced by 1 per epoch.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ConstrainedModel(BranchTrunk(problem, size.width), problem.constraint, method)
@@ -133,7 +139,17 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: ConstrainedModel, test: dict[str, Tensor], draws: int, seed: int) -> dict[str, float]:
-    """MSE, CE of the mean, largest CE of the draws and CRPS on the test fields."""
+    """Evaluate a model on test fields.
+
+    Args:
+        model: The trained model.
+        test: A batch of ``batch_of``.
+        draws: Draws per field.
+        seed: Seed of the draws.
+
+    Returns:
+        The figures of a ``Row``: mse, ce_mean, ce_draws and crps.
+    """
     forecast, constraint = model.forecast(test), model.constraint(test)
     samples = forecast.sample((draws,), torch.Generator().manual_seed(seed))
     return {
@@ -147,9 +163,20 @@ def evaluate(model: ConstrainedModel, test: dict[str, Tensor], draws: int, seed:
 def run(
     output: Path, epochs: int = EPOCHS, seed: int = 0, methods: Sequence[str] = NAMES, size: Size = FULL
 ) -> list[Row]:
-    """Train and compare, print the table, and save the numbers and the picture into ``output``.
+    """Train and compare methods, print a table, and save numbers and picture; Ctrl-C keeps the finished methods.
 
-    Ctrl-C ends it early: the methods that were finished are printed and saved all the same.
+    Args:
+        output: Folder of the results.
+        epochs: Number of epochs of every method.
+        seed: Seed of data, weights and draws.
+        methods: Names of the methods.
+        size: Size of the run.
+
+    Returns:
+        One row per finished method.
+
+    Raises:
+        ParameterError: If there is nothing to train, a method is not known, or the folder cannot be made.
     """
     chosen = {name: as_method(name) for name in methods}
     if epochs < 1 or not chosen:
@@ -158,7 +185,7 @@ def run(
     seeded = torch.Generator().manual_seed(seed)
     parameter, test = problem.parameters(size.train, seeded), batch_of(problem, problem.parameters(size.test, seeded))
     models: dict[str, ConstrainedModel] = {}
-    trained: dict[Method, ConstrainedModel] = {}  # by what matters in training
+    trained: dict[Method, ConstrainedModel] = {}  # by the part of the method that matters in training
     total = epochs * len({replace(method, inference=Method().inference) for method in chosen.values()})
     with _one_thread(), tqdm(total=total, unit="epoch", disable=None) as bar:
         try:
@@ -187,7 +214,15 @@ def run(
 
 
 def table(rows: Sequence[Row], gap: float) -> str:
-    """The rows as text, with the units in the header and what they mean below."""
+    """Format the rows as text.
+
+    Args:
+        rows: Results of the methods.
+        gap: Constraint error of the exact fields.
+
+    Returns:
+        A table with units in its header and a legend below.
+    """
     lines = [
         f"{'method':12s}{'MSE':>9s}{'CE mean':>11s}{'CE draws':>11s}{'CRPS':>9s}{'train':>9s}",
         f"{'':12s}{'e-5':>9s}{'e-3':>11s}{'e-3':>11s}{'e-3':>9s}{'s':>9s}",
@@ -199,76 +234,28 @@ def table(rows: Sequence[Row], gap: float) -> str:
     return "\n".join([*lines, "", LEGEND.format(gap=gap / UNITS["ce_mean"])])
 
 
-@torch.no_grad()
-def picture(path: Path, problem: Problem, models: dict[str, ConstrainedModel], parameter: Tensor, seed: int) -> None:
-    """Means and bands at three times, their difference from the exact field, and the mass error of draws."""
-    test, times, grid = batch_of(problem, parameter.reshape(1)), problem.times, problem.grid
-    exact = test["target"].unflatten(-1, problem.shape)[0]  # (nt, nx)
-    figure = Figure(figsize=(12, 9.6), dpi=110, layout="constrained")
-    cells = figure.add_gridspec(3, 3)
-    fields, errors = ([figure.add_subplot(cells[row, column]) for column in range(3)] for row in range(2))
-    mass = figure.add_subplot(cells[2, :])
-    slices = (problem.slices // 5, problem.slices // 2, problem.slices - 1)
-    zoom = fields[1].inset_axes((0.53, 0.42, 0.44, 0.54))
-    panels = [(axes, index, 1.0) for axes, index in zip(fields, slices)] + [(zoom, slices[1], 1.0)]
-    panels += [(axes, index, 0.0) for axes, index in zip(errors, slices)]
-    for axes, index, level in panels:
-        axes.plot(grid, level * exact[index], color="black", lw=1.2, label="exact", zorder=3)
-    for name, model in models.items():
-        color, forecast, constraint = SHOWN[name], model.forecast(test), model.constraint(test)
-        mean, band = (part.unflatten(-1, problem.shape)[0] for part in (forecast.mean, 3 * forecast.stddev))
-        for axes, index, level in panels:
-            middle = mean[index] - (1 - level) * exact[index]
-            low, high = middle - band[index], middle + band[index]
-            axes.plot(grid, middle, color=color, lw=1.2, ls="--", label=f"{name}: mean")
-            axes.fill_between(grid, low, high, color=color, alpha=0.3, lw=0, label=f"{name}: 3 std. dev.")
-        draws = forecast.sample((20,), torch.Generator().manual_seed(seed))
-        error = constraint.residual(draws)[:, 0].abs().clamp(min=FLOOR)  # (draws, nt)
-        spread = f"{name}: 20 draws, largest {float(error.max()):.0e}"
-        mass.scatter(times.expand_as(error), error, s=9, color=color, alpha=0.5, lw=0, label=spread)
-    gap = problem.constraint(test["context"]).residual(test["target"])[0].abs().clamp(min=FLOOR)
-    mass.plot(times[1:], gap[1:], color="black", ls=":", label="exact field: error of the trapezoid rule")
-    for axes, below, index in zip(fields, errors, slices):
-        axes.set(title=f"t = {float(times[index]):.2f}", xlabel="x", ylim=(-0.1, 1.9))
-        below.set(xlabel="x", ylim=(-0.06, 0.1))
-    fields[0].set(ylabel="u")
-    errors[0].set(ylabel="u - exact")
-    front = float(times[slices[1]])
-    zoom.set(xlim=(front - 0.06, front + 0.04), ylim=(-0.05, 0.5))
-    zoom.annotate("the front", (0.95, 0.87), xycoords="axes fraction", ha="right", fontsize=9)
-    zoom.tick_params(labelsize=8)
-    fields[0].legend(loc="upper right", fontsize=9)
-    mass.set(title=f"Mass error of draws in every slice (0 drawn at {FLOOR:.0e})", xlabel="t", ylabel="|mass - law|")
-    mass.set(yscale="log", ylim=(FLOOR / 3, 1))
-    mass.legend(loc="upper center", fontsize=9, ncols=3)
-    for axes in (*fields, *errors, zoom, mass):
-        axes.grid(alpha=0.25)
-    figure.suptitle(f"Porous medium equation, test parameter m = {float(parameter):.2f}")
-    figure.savefig(path)
-
-
 def _folder(output: Path) -> Path:
-    """The output folder, made before anything is trained."""
+    """Create the output folder, before anything is trained."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ParameterError(
             f"The folder {output} cannot be made ({error.strerror}).",
-            "The picture and the numbers go there.",
+            "The picture and the numbers are saved there.",
             "Pass another folder, with --output on the command line.",
         ) from error
     return output
 
 
 def _save(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON, replacing the file in one step."""
+    """Write JSON atomically."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Matrices this small gain little from a second thread, and lose much where cores are shared."""
+    """Use one thread: small matrices gain little from a second one, and lose much where cores are shared."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

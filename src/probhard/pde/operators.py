@@ -1,12 +1,12 @@
-"""Neural operators that predict a distribution: a Fourier neural operator with a mean and a variance head.
+"""A Fourier neural operator that predicts a distribution, with a mean and a variance head.
 
-A Fourier layer keeps the modes |k| <= K of its input, mixes channels mode by mode and adds a pointwise linear map:
+A Fourier layer keeps the modes |k| <= K of its input, mixes channels per mode and adds a pointwise linear map:
 
     v  <-  activation( F^-1( R(k) F(v)(k) ) + W v )                    (Li et al., 2021; the paper's VarianceNO)
 
-With K far below the grid's size the truncated transform F is cheapest as real matrix products, axis by axis: cosines
-and sines of every axis, then one fixed matrix of size 2^d that combines their products into exp(-i k x) for all signs
-of k. No complex numbers appear, so the network compiles, and prime sizes cost nothing extra.
+With K far below the size of the grid, the truncated transform F is cheapest as real matrix products, axis by axis. They
+use cosines and sines of every axis, and one fixed matrix of size 2^d that combines their products into exp(-i k x) for
+all signs of k. There are no complex numbers, so the network compiles, and grids of prime size cost nothing extra.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
 
-FLOOR = 1e-12  # of the variance: float32 would reach 0, and an oblique projection then has nothing to move
+FLOOR = 1e-12  # added to the variance: in float32 it would reach 0, and an oblique projection could not move
 HEAD = 128  # width of the hidden layer between channels and outputs
 
 
 class FourierLayer(nn.Module):
-    """Mixes channels for every low mode: ``F^-1 R F``.
+    """Mixes the channels of every low mode: ``F^-1 R F``.
 
     The first axis keeps the modes 0 .. K-1 (the field is real), every other axis -K .. K-1.
 
     Args:
-        width: Channels in and out.
+        width: Number of channels in and out.
         modes: K of each of the d axes.
     """
 
@@ -50,16 +50,19 @@ class FourierLayer(nn.Module):
         self.weight = nn.Parameter(torch.rand(count, 2 * width, width) / width**2)
         self.register_buffer("combination", _combination(self.signs), persistent=False)
         one_sided = torch.full((self.modes[0], *[1] * (len(self.modes) - 1)), 2.0)
-        one_sided[0] = 1.0  # all but the constant modes of the first axis stand for their conjugates too
+        one_sided[0] = 1.0  # other modes of the first axis count twice, for their conjugates
         self.register_buffer("multiplicity", one_sided, persistent=False)
 
     def forward(self, v: Tensor, inward: Sequence[Tensor], outward: Sequence[Tensor]) -> Tensor:
-        """The layer's output (batch, width, *out), given bases of the points it reads and of those it returns.
+        """Apply the layer.
 
         Args:
             v: Input, (batch, width, *in).
-            inward: Per axis cosines and sines at the input's points, (in, 2 * (K + 1)).
-            outward: The same at the output's points, divided by the period.
+            inward: Cosines and sines at the input's points, (in, 2 * (K + 1)) per axis.
+            outward: Cosines and sines at the output's points, divided by the period, (out, 2 * (K + 1)) per axis.
+
+        Returns:
+            (batch, width, *out).
         """
         return self._synthesis(self._mixed(self._analysis(v, inward)), outward)
 
@@ -102,7 +105,7 @@ class FourierLayer(nn.Module):
         return v
 
     def _spread(self, v: Tensor, index: int) -> Tensor:
-        """The modes of a sign pattern, put back among 0 .. K of every axis."""
+        """The modes of a sign pattern, padded to 0 .. K of every axis; inverse of ``_kept``."""
         sides = [(0, 1) if sign > 0 else (1, 0) for sign in reversed(self.signs[index])]
         return pad(v, tuple(itertools.chain.from_iterable(sides)))
 
@@ -110,16 +113,18 @@ class FourierLayer(nn.Module):
 class VarianceNO(nn.Module):
     """A Fourier neural operator whose output is a distribution over flattened fields (the paper's VarianceNO).
 
-    Inputs are (batch, channels, *grid), outputs a ``LocationScale`` of batch (batch,) over all grid points, the first
-    axis slowest. Grids may differ from call to call; padding on the right frees the network from being periodic.
+    Calls may use different grids. Padding on the right allows fields that are not periodic.
 
     Args:
-        channels: Channels of the input.
-        modes: Modes kept per axis, +-K; one number per axis of the grid.
-        width: Channels inside.
+        channels: Number of input channels.
+        modes: Modes +-K kept per axis; one number for each of one to three axes.
+        width: Number of channels inside.
         layers: Number of Fourier layers.
         padding: Points added on the right of each axis.
         dropout: Rate of dropout after each layer; see ``MCDropout``.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
 
     def __init__(
@@ -137,7 +142,7 @@ class VarianceNO(nn.Module):
             raise ParameterError(
                 f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}, "
                 f"dropout={dropout}.",
-                "A neural operator needs at least one of each on a grid of one to three axes; dropout is a share.",
+                "A neural operator needs at least one of each on a grid of one to three axes, and a rate of dropout.",
                 "Pass positive numbers, one entry of modes per axis, and a dropout from 0 to below 1.",
             )
         self.channels, self.modes, self.width, self.padding = channels, tuple(modes), width, padding
@@ -146,23 +151,35 @@ class VarianceNO(nn.Module):
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2)
         self.dropout = nn.Dropout(dropout)
-        self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if there is one
+        self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the network; what it returns is wrapped outside. Copies and pickles are not compiled."""
+        """Compile ``moments``; arguments as of ``torch.compile``. Copies and pickles are not compiled."""
         self.network = torch.compile(self.moments, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled function cannot be pickled, and a copy that shared it would run with the weights of the original.
+        # A compiled function cannot be pickled, and in a copy it would run with the weights of the original.
         return {**super().__getstate__(), "network": None}
 
     def forward(self, inputs: Tensor) -> LocationScale:
+        """Predict the law of flattened fields.
+
+        Args:
+            inputs: (batch, channels, *grid).
+
+        Returns:
+            The law, batch (batch,), over all grid points, with the first axis slowest.
+
+        Raises:
+            ParameterError: If inputs are not floating point.
+            ShapeError: If inputs do not fit, or the grid is too small for the modes.
+        """
         self._check(inputs)
         mean, variance = (self.network or self.moments)(inputs).flatten(2).unbind(1)
         return LocationScale(mean, Diagonal(variance), validate_args=False)
 
     def moments(self, inputs: Tensor) -> Tensor:
-        """Mean and variance at every point, (batch, 2, *grid)."""
+        """Mean and variance at every point, (batch, 2, *grid), for inputs (batch, channels, *grid)."""
         grid = inputs.shape[2:]
         padded = [n + self.padding for n in grid]
         whole = [_basis(n, n, k, inputs) for n, k in zip(padded, self.modes)]
@@ -187,7 +204,9 @@ class VarianceNO(nn.Module):
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():
             raise ParameterError(
-                f"The inputs are {inputs.dtype}.", "Weights are real numbers.", "Pass inputs.float(), or .double()."
+                f"The inputs are {inputs.dtype}.",
+                "Weights are floating point.",
+                "Pass inputs.float() or .double().",
             )
         grid = tuple(inputs.shape[2:])
         if len(grid) != len(self.modes) or inputs.shape[1] != self.channels:
@@ -199,7 +218,7 @@ class VarianceNO(nn.Module):
         if any(n + self.padding < 2 * k for n, k in zip(grid, self.modes)):
             raise ShapeError(
                 f"The grid {grid} with {self.padding} points of padding is too small for the modes {self.modes}.",
-                "The modes -K .. K-1 are told apart by at least 2 K points.",
+                "The modes -K .. K-1 need at least 2 K points.",
                 "Use a finer grid, or build the operator with fewer modes or more padding.",
             )
 

@@ -10,10 +10,10 @@
 | Burgers      | u_t + (u^2 / 2)_x = 0    | a in [0.5, 1.5]   | a ramp; from t = 1/(2a) on | a (1/4 + a t / 2)       |
 |              |                          |                   | a 1[x <= 1/4 + a t / 2]    |                         |
 
-All but the heat equation, on [0, 2 pi], live on [0, 1], and are fronts that fall in x. Stefan has
-``c = (1 - u*) / erf(alpha / 2)`` and ``(1 - u*) / sqrt(pi) = u* r erf(r) exp(r^2)`` for ``r = alpha / 2``, which is the
-condition of Rankine and Hugoniot at its front. The paper's laws of Stefan and advection are those of a domain without
-a right end.
+The heat equation lives on [0, 2 pi]. The others live on [0, 1] and are fronts that fall in x. Stefan has
+``c = (1 - u*) / erf(alpha / 2)`` and, with ``r = alpha / 2``, ``(1 - u*) / sqrt(pi) = u* r erf(r) exp(r^2)``, the
+Rankine-Hugoniot condition at its front. For Stefan and advection, the paper's mass is that of a domain without right
+end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from probhard.pde.base import Problem, Split
 __all__ = ["PROBLEMS", "Advection", "Burgers", "Heat", "PorousMedium", "Problem", "Split", "Stefan"]
 
 LAWS = ("exact", "paper")
-NEWTON_STEPS = 40  # for any threshold: 5 are enough from 0.6 to 0.65, 29 at 1e-12 and at 1 - 1e-15
+NEWTON_STEPS = 40  # enough for any threshold: 5 suffice from 0.6 to 0.65, 29 at 1e-12 and at 1 - 1e-15
 RAMP = 0.5  # where the falling ramp of Burgers' initial value ends
 
 
@@ -55,12 +55,12 @@ class Heat(Problem):
 
     def bounds(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
         k, time, _ = self._broadcast(parameter)
-        height = torch.ones_like(k * time)  # the maximum principle; how fast the wave decays is for a model to learn
+        height = torch.ones_like(k * time)  # the maximum principle; the decay is left to the model
         return -height, height
 
 
 class _Front(Problem):
-    """A front that falls from a height at the left to 0."""
+    """A front that falls from a positive value at the left to 0."""
 
     monotone: ClassVar[str | None] = "decreasing"
 
@@ -106,7 +106,7 @@ class Stefan(_Front):
     The left boundary value is 1. For small u* the front leaves the domain before t = 1.
 
     Args:
-        law: The mass: ``"exact"``, or ``"paper"``, which goes on growing after the front has left.
+        law: Rule for the mass: ``"exact"``, or ``"paper"``, which keeps growing after the front has left.
     """
 
     name: ClassVar[str] = "stefan"
@@ -125,7 +125,7 @@ class Stefan(_Front):
         root, slope = _similarity(threshold)
         spread = 2 * time.sqrt()
         behind = place <= root * spread
-        # x = t = 0 is 0 / 0 and belongs to the left boundary
+        # x = t = 0 gives 0 / 0 and belongs to the left boundary
         profile = 1 - slope * torch.erf(place / spread.clamp(min=torch.finfo(self.dtype).tiny))
         return torch.where(behind, profile, 0.0)
 
@@ -135,22 +135,22 @@ class Stefan(_Front):
         spread = 2 * times.sqrt()
         if self.law == "paper":
             return slope * spread / math.sqrt(math.pi)
-        # the integral of the profile up to the front or to the end of the domain
+        # Integral of the profile up to the front or to the end of the domain.
         end = torch.minimum(root, self.length / spread)
         return spread * (end * (1 - slope * torch.erf(end)) - slope * torch.expm1(-end.square()) / math.sqrt(math.pi))
 
     def jump(self, parameter: Tensor | float) -> tuple[Tensor, Tensor]:
         threshold, times = self._in_time(parameter)
         place = _similarity(threshold)[0] * (2 * times.sqrt())
-        return place, torch.where(times > 0, threshold, 1.0)  # at first the whole profile is one jump
+        return place, torch.where(times > 0, threshold, 1.0)  # at t = 0 the entire profile is one jump
 
 
 @dataclass(frozen=True)
 class Advection(_Front):
-    """Linear advection ``u_t + beta u_x = 0`` of a step from 1 to 0, at first at x = 1/2; 1 flows in at the left.
+    """Linear advection ``u_t + beta u_x = 0`` of a step from 1 to 0 that starts at x = 1/2; 1 flows in at the left.
 
     Args:
-        law: The mass: ``"exact"``, or ``"paper"``, which goes on growing after the front has left.
+        law: Rule for the mass: ``"exact"``, or ``"paper"``, which keeps growing after the front has left.
     """
 
     name: ClassVar[str] = "advection"
@@ -182,8 +182,8 @@ class Advection(_Front):
 class Burgers(_Front):
     """Burgers' equation without viscosity: a ramp from a at x = 0 to 0 at x = 1/2 that steepens into a shock.
 
-    The value a flows in at the left. The ramp spans [a t, 1/2] until it breaks, at t = 1 / (2 a); then the shock moves
-    at a / 2, the mean of both sides. Up to a = 1.5 it stays in the domain.
+    The value a flows in at the left. The ramp spans [a t, 1/2] until it breaks at t = 1 / (2 a). Then the shock moves
+    at speed a / 2, the mean of both sides. Up to a = 1.5 it stays in the domain.
     """
 
     name: ClassVar[str] = "burgers"
@@ -223,24 +223,32 @@ PROBLEMS: dict[str, type[Heat | PorousMedium | Stefan | Advection | Burgers]] = 
 
 def _similarity(threshold: Tensor) -> tuple[Tensor, Tensor]:
     """``alpha / 2`` and c of the Stefan problem, solved in float64, with first derivatives in the threshold."""
-    given = threshold.double()
+    level = threshold.double()
 
     def step(root: Tensor) -> Tensor:
-        # the front's condition over exp(r^2): otherwise steps overflow at small thresholds
+        # The condition at the front is divided by exp(r^2); otherwise steps overflow at small thresholds.
         decay, error = torch.exp(-root.square()) / math.sqrt(math.pi), torch.erf(root)
-        balance = given * root * error - (1 - given) * decay
-        return root - balance / (given * error + 2 * root * decay)
+        balance = level * root * error - (1 - level) * decay
+        return root - balance / (level * error + 2 * root * decay)
 
     with torch.no_grad():
-        root = torch.ones_like(given)
+        root = torch.ones_like(level)
         for _ in range(NEWTON_STEPS):
             root = step(root)
-    root = step(root)  # at the solution, the derivative of a Newton step is the solution's own
-    return root.to(threshold.dtype), ((1 - given) / torch.erf(root)).to(threshold.dtype)
+    root = step(root)  # at the solution, a Newton step has the derivative of the solution
+    return root.to(threshold.dtype), ((1 - level) / torch.erf(root)).to(threshold.dtype)
 
 
 def power_of(base: Tensor, exponent: Tensor) -> Tensor:
-    """``relu(base)^exponent``, with value and gradient 0 where the base is not positive."""
+    """``relu(base)^exponent``, with value and gradient 0 where the base is not positive.
+
+    Args:
+        base: Any shape.
+        exponent: Positive, broadcasting with the base.
+
+    Returns:
+        The powers, of the broadcast shape.
+    """
     inside = base > 0
-    # Both branches of where() enter the gradient: the unused one must be finite, hence 1 in place of 0.
+    # Both branches of where() enter the gradient, so the unused one must be finite: 1 replaces 0.
     return torch.where(inside, torch.where(inside, base, 1.0) ** exponent, 0.0)

@@ -1,12 +1,14 @@
-"""A user's own fields: what a file of samples must hold, and what a network takes of it.
+"""Users' own fields: the arrays of a file of samples, as inputs of a network and data of constraints.
 
-    parameters  (N,) or (N, P)      numbers that tell one sample from another,      and / or
-    inputs      (N, C, *grid)       fields that do, such as initial values or coefficients
-    solutions   (N, *grid)          what is to be predicted; not needed where it is
-    time, x, y, z                   coordinates of the grid's axes, in this order
+| array         | shape          | content                                                                   |
+|---------------|----------------|---------------------------------------------------------------------------|
+| parameters    | (N,) or (N, P) | numbers that identify a sample; these or inputs are needed                |
+| inputs        | (N, C, *grid)  | fields that identify a sample, such as initial values or coefficients     |
+| solutions     | (N, *grid)     | fields to predict; needed for training only                               |
+| time, x, y, z | (size,) each   | coordinates of the grid's axes, in this order                             |
 
-The network sees P + C + axes channels on the grid: parameters and coordinates are spread over it. Other arrays, such as
-the mass of every sample, are there for the constraints, which look them up by name.
+The network gets P + C + axes channels on the grid; parameters and coordinates are broadcast. Constraints look up other
+arrays by name, such as the mass of every sample.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Samples:
         inputs: Channels of the network, (N, C, *grid), in the units of the file.
         solutions: Fields, (N, *grid), or None.
         data: Cells of the grid and all arrays, for the constraints.
-        spec: Names of the constraints, as ``constraint_from`` takes them.
+        spec: Specification of the constraints, as of ``constraint_from``.
     """
 
     inputs: np.ndarray
@@ -49,38 +51,57 @@ class Samples:
 
     @property
     def cells(self) -> Cells:
-        """Of the grid, with the samples as batch."""
+        """Cells of the grid, with the samples as batch."""
         return self.data.cells
 
     @property
     def slices(self) -> int:
-        """Events of one sample, each under a constraint of its own."""
+        """Number of events per sample, each with its own constraint."""
         return len(self.cells.index)
 
     @classmethod
     def solved(cls, arrays: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> Samples:
-        """Samples with their solutions, to train on."""
+        """Samples with their solutions, for training.
+
+        Args:
+            arrays: Arrays of a file, by name.
+            spec: Specification of the constraints.
+
+        Raises:
+            ParameterError: If an array is missing, or not finite.
+            ShapeError: If shapes do not fit.
+        """
         if SOLUTIONS not in arrays:
             raise ParameterError(
-                f"There is no array {SOLUTIONS!r}.", "It is what the network learns.", nearest(SOLUTIONS, arrays)
+                f"There is no array {SOLUTIONS!r}.", "The network learns to predict it.", nearest(SOLUTIONS, arrays)
             )
         solutions = arrays[SOLUTIONS]
         if solutions.ndim < 2:
             raise ShapeError(
                 f"The solutions have shape {solutions.shape}.",
-                "The first dimension counts samples, the others are the grid.",
+                "The first dimension counts samples; the others form the grid.",
                 "Save them as (N, *grid).",
             )
         return cls._of(arrays, spec, len(solutions), solutions.shape[1:], solutions)
 
     @classmethod
     def unsolved(cls, arrays: Mapping[str, np.ndarray], spec: Mapping[str, Any], grid: Sequence[int]) -> Samples:
-        """Samples whose solutions are to be predicted, on a grid unless the arrays tell another."""
+        """Samples whose solutions are to be predicted.
+
+        Args:
+            arrays: Arrays of a file, by name.
+            spec: Specification of the constraints, with the names of the axes.
+            grid: Grid of the training data, used where the arrays have no coordinates or inputs.
+
+        Raises:
+            ParameterError: If an array is missing, or not finite.
+            ShapeError: If shapes do not fit.
+        """
         fields, names = arrays.get(INPUTS), spec["axes"]
         sizes = tuple(arrays[name].size if name in arrays else size for name, size in zip(names, grid))
-        given = [len(arrays[name]) for name in (INPUTS, PARAMETERS) if name in arrays and arrays[name].ndim]
+        counts = [len(arrays[name]) for name in (INPUTS, PARAMETERS) if name in arrays and arrays[name].ndim]
         shape = sizes if fields is None else fields.shape[2:]
-        return cls._of(arrays, spec, given[0] if given else 0, shape, None)
+        return cls._of(arrays, spec, counts[0] if counts else 0, shape, None)
 
     @classmethod
     def _of(
@@ -104,26 +125,33 @@ class Samples:
                 fields = array if array.ndim == len(grid) + 1 else np.moveaxis(array, 1, 0)  # channels as draws
                 _check_finite(name, cells.gather(fields, np.arange(cells.fields)))
         parts += [_coordinate(arrays, cells, axis) for axis in range(len(grid))]
-        spread = [np.broadcast_to(part, (count, part.shape[1], *grid)) for part in parts]
-        return cls(np.concatenate(spread, 1), solutions, Data(cells, arrays), spec)
+        channels = [np.broadcast_to(part, (count, part.shape[1], *grid)) for part in parts]
+        return cls(np.concatenate(channels, 1), solutions, Data(cells, arrays), spec)
 
     def batch(self, numbers: np.ndarray | None = None) -> Batch:
-        """Some samples, all unless told: channels, events (N, slices, n), and as context the samples' numbers."""
-        chosen = np.arange(len(self)) if numbers is None else numbers
+        """Select samples.
+
+        Args:
+            numbers: Numbers of the samples, (count,); None selects all.
+
+        Returns:
+            Inputs (count, C, *grid), targets (count, slices, n) or None, and the numbers as context.
+        """
+        selected = np.arange(len(self)) if numbers is None else numbers
         events = None
         if self.solutions is not None:
-            gathered = self.cells.gather(self.solutions, self.events(chosen))
-            events = torch.from_numpy(gathered).unflatten(0, (len(chosen), self.slices))
-        return Batch(torch.from_numpy(self.inputs[chosen]), events, None, torch.from_numpy(chosen))
+            gathered = self.cells.gather(self.solutions, self.events(selected))
+            events = torch.from_numpy(gathered).unflatten(0, (len(selected), self.slices))
+        return Batch(torch.from_numpy(self.inputs[selected]), events, None, torch.from_numpy(selected))
 
     def events(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers of the events of some samples, (len(numbers) * slices,)."""
+        """Numbers of the events of the samples ``numbers`` (count,), (count * slices,)."""
         return (numbers[:, None] * self.slices + np.arange(self.slices)).ravel()
 
     def constraint(self, numbers: Tensor) -> Constraint:
-        """The constraint of all events of some samples."""
-        chosen = replace(self.data, fields=self.events(numbers.cpu().numpy()))
-        return constraint_from(self.spec, chosen).to(numbers.device)
+        """The constraint of all events of the samples ``numbers`` (count,), batch (count * slices,)."""
+        data = replace(self.data, fields=self.events(numbers.cpu().numpy()))
+        return constraint_from(self.spec, data).to(numbers.device)
 
 
 def _parts(arrays: Mapping[str, np.ndarray], count: int, grid: tuple[int, ...]) -> list[np.ndarray]:
@@ -134,7 +162,7 @@ def _parts(arrays: Mapping[str, np.ndarray], count: int, grid: tuple[int, ...]) 
         if parameters.ndim not in (1, 2) or len(parameters) != count:
             raise ShapeError(
                 f"The parameters have shape {parameters.shape}, and there are {count} samples on the grid {grid}.",
-                "Every sample has its own.",
+                "Every sample needs its own parameters.",
                 f"Save them as ({count},) or ({count}, P).",
             )
         _check_finite(PARAMETERS, parameters)
@@ -144,21 +172,21 @@ def _parts(arrays: Mapping[str, np.ndarray], count: int, grid: tuple[int, ...]) 
         if inputs.ndim != len(grid) + 2 or (len(inputs), *inputs.shape[2:]) != (count, *grid):
             raise ShapeError(
                 f"The inputs have shape {inputs.shape}, and there are {count} samples on the grid {grid}.",
-                "Inputs and solutions lie on one grid, sample by sample.",
+                "Inputs and solutions must have the same samples and grid.",
                 f"Save them as ({count}, C, {', '.join(map(str, grid))}), with C = 1 for a single input field.",
             )
         parts.append(inputs)
     if not parts:
         raise ParameterError(
             f"There is neither {PARAMETERS!r} nor {INPUTS!r}.",
-            "Nothing tells one sample from another.",
+            "The network needs inputs that differ between samples.",
             nearest(PARAMETERS, arrays),
         )
     return parts
 
 
 def _coordinate(arrays: Mapping[str, np.ndarray], cells: Cells, axis: int) -> np.ndarray:
-    """The coordinate of an axis as a channel, (1, 1, *grid or ones); from 0 to 1 where the file has none."""
+    """The coordinate of an axis as a channel, (1, 1, *grid or ones); from 0 to 1 if the file has none."""
     size = cells.grid[axis]
     values = arrays.get(cells.axes[axis], np.linspace(0, 1, size))
     _check_finite(cells.axes[axis], values)
@@ -170,6 +198,6 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     if bad:
         raise ParameterError(
             f"The array {name!r} is NaN or infinite in {bad} of {array.size} places.",
-            "A network would learn nothing else from it.",
+            "Training on it would make every weight NaN.",
             "Repair or drop these samples; for cells outside a domain, save an array 'mask' that is True inside.",
         )

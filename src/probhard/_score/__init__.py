@@ -1,0 +1,1 @@
+"""Parts of ``probhard.score``: checks of arguments, skewed laws, constraint violations."""
