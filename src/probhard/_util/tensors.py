@@ -14,7 +14,13 @@ from torch.autograd import forward_ad
 
 from probhard.errors import ShapeError
 
-CACHES = ("_copies", "_compressed_rows", "_sizes")  # attributes that belong to one dtype and device
+CACHES = (
+    "_copies",
+    "_compressed_rows",
+    "_sizes",
+    "_last_side",
+    "_unit_factors",
+)  # attributes that belong to one dtype and device
 
 
 def checking() -> bool:
@@ -110,7 +116,8 @@ class OnDevice:
         twin = self
         if any(moved[name] is not vars(self)[name] for name in moved):
             twin = copy.copy(self)
-            twin.__dict__ = moved
+            vars(twin).clear()
+            vars(twin).update(moved)
         if checking():  # tensors of a traced graph must not outlive it
             copies[key] = twin
         return twin

@@ -1,16 +1,19 @@
 """Constraints: immutable values, structure plus this batch's data; they combine with ``&``."""
 
+from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box, NonNegative
 from probhard.constraints.conservation import Conservation, trapezoid_weights
 from probhard.constraints.convex_program import ConvexProgram
-from probhard.constraints.curved import Ball, NonlinearInequality
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.hierarchy import Hierarchy
-from probhard.constraints.inequality import LinearInequality, Monotone, Simplex
+from probhard.constraints.inequality import LinearInequality
 from probhard.constraints.intersection import Intersection
-from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.constraints.l1_ball import L1Ball
+from probhard.constraints.monotone import Monotone
+from probhard.constraints.nonlinear import NonlinearEquality, NonlinearInequality
 from probhard.constraints.semicontinuous import Semicontinuous
+from probhard.constraints.simplex import Simplex
 from probhard.constraints.slices import per_slice
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
 
@@ -22,6 +25,7 @@ __all__ = [
     "ConvexProgram",
     "Hierarchy",
     "Intersection",
+    "L1Ball",
     "LinearEquality",
     "LinearInequality",
     "Monotone",

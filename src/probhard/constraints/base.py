@@ -1,14 +1,23 @@
-"""What every constraint offers: one residual and one excess, used to project, penalise, score and test."""
+"""What every constraint offers: one residual and one excess, used to project, penalise, score and test.
+
+A new constraint is one file. It subclasses ``Constraint`` (or ``Shape``, if rows with auxiliary variables describe it)
+and overrides what it can do; every other room asks these methods and knows no class by name.
+"""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import SMALLEST
 from probhard.errors import ParameterError, ShapeError
 
 
@@ -40,8 +49,28 @@ def check_real(name: str, given: Any) -> None:
         )
 
 
+Arrays = dict[str, np.ndarray]
+STORED: dict[str, type[Constraint]] = {}  # constraints that can be saved as plain values, by ``stored_as``
+
+immutable = dataclass(frozen=True, eq=False, repr=False, init=False)
+
+
+@immutable
 class Constraint(ABC):
-    """A set of feasible points in n variables, the last dimension; batch dimensions broadcast."""
+    """A set of feasible points in n variables, the last dimension; batch dimensions broadcast.
+
+    Attributes:
+        role: The field of ``projection.parts.Parts`` that it belongs to: how projectors see it.
+        stored_as: Its name in saved files; None if it cannot be saved as plain values.
+    """
+
+    role: ClassVar[str] = ""
+    stored_as: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "stored_as" in vars(cls) and cls.stored_as is not None:
+            STORED[cls.stored_as] = cls
 
     @property
     @abstractmethod
@@ -51,11 +80,53 @@ class Constraint(ABC):
     @property
     @abstractmethod
     def algorithm(self) -> str:
-        """How points are projected on it, in words; of several constraints, on each of them alone."""
+        """The solver's name; for combined constraints, one per part."""
 
     @abstractmethod
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The constraint with its data on another device or in another dtype."""
+
+    def data(self) -> tuple[Tensor, ...]:
+        """This batch's data, each with batch dimensions before its last one."""
+        return ()
+
+    def merged(self, other: Constraint) -> Constraint | None:
+        """One constraint that says what both say; None if they stay side by side under ``&``."""
+        return None
+
+    def on_slices(self, slices: int, width: int) -> Constraint:
+        """The constraint on every slice of a field (slices, width); see ``per_slice``."""
+        raise ParameterError(
+            f"per_slice cannot lift a {type(self).__name__}.",
+            "It has no form for every slice of a field.",
+            "Put the slices into the batch dimensions, or build the field's constraint directly.",
+        )
+
+    def stored(self) -> tuple[dict[str, Any], Arrays] | None:
+        """Plain values and arrays from which ``restored`` makes the constraint again; None if there are none."""
+        return None
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Constraint:
+        """The constraint of ``stored`` values and arrays."""
+        raise NotImplementedError(cls.__name__)
+
+    @cached_property
+    def plans(self) -> dict[Any, Any]:
+        """What projections derive from this constraint alone, kept while it lives."""
+        return {}
+
+    def _set(self, **fields: Any) -> None:
+        """Set fields while the constraint is built."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def _copy(self, **changes: Any) -> Self:
+        """A copy with other data of the same shapes; nothing is checked again."""
+        twin = copy.copy(self)
+        vars(twin).pop("plans", None)
+        twin._set(**changes)
+        return twin
 
     def residual(self, u: Tensor) -> Tensor:
         """Equality residuals (*batch, q); 0 exactly where u satisfies them."""
@@ -77,6 +148,10 @@ class Constraint(ABC):
         """The constraint for n variables, in the simplest terms: sets of any size get their rows, rows their kind."""
         return self
 
+    def parts(self) -> tuple[Constraint, ...]:
+        """The constraints joined by ``&``, or this one alone."""
+        return (self,)
+
     def linear_part(self) -> Constraint:
         """The linear equalities among the constraints, all that ProbConserv uses."""
         raise ParameterError(
@@ -97,10 +172,8 @@ class Constraint(ABC):
         it count as that large, so that the rounding of a sum of zeros is rounding.
         """
         self.check_event(u, "The point")
-        tiny = u.new_tensor(1e-300 if u.element_size() == 8 else 1e-37)
-        floor = tiny if size is None else torch.maximum(1e-6 * size, tiny)
-        equal = self.residual(u).abs() / torch.maximum(self.scale(u), floor)
-        return _largest(u, equal, self.excess(u).clamp(min=0) / torch.maximum(self.excess_scale(u), floor))
+        equal = relative(self.residual(u), self.scale(u), size)
+        return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), size))
 
     def penalty(self, u: Tensor) -> Tensor:
         """Squared residuals and positive excesses, summed, (*batch,)."""
@@ -122,11 +195,26 @@ class Constraint(ABC):
         return join(self, other)
 
 
+def relative(residual: Tensor, scale: Tensor, size: Tensor | None) -> Tensor:
+    """``|residual| / scale`` with scales of at least a millionth of ``size`` (*batch, 1), and never 0."""
+    floor = residual.new_tensor(SMALLEST[residual.dtype])
+    return residual.abs() / torch.maximum(scale, floor if size is None else torch.maximum(1e-6 * size, floor))
+
+
 def _largest(u: Tensor, *parts: Tensor) -> Tensor:
-    found = [part.amax(-1) for part in parts if part.shape[-1]]
-    if not found:
+    largest = [part.amax(-1) for part in parts if part.shape[-1]]
+    if not largest:
         return u.new_zeros(u.shape[:-1])
-    return found[0] if len(found) == 1 else torch.maximum(*found)
+    return largest[0] if len(largest) == 1 else torch.maximum(*largest)
+
+
+def joined(parts: list[Tensor], u: Tensor) -> Tensor:
+    """Residuals or excesses (*batch, k) of several parts, one after the other."""
+    parts = [part for part in parts if part.shape[-1]]
+    if not parts:
+        return u[..., :0]
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*shape, -1) for part in parts], -1)
 
 
 def same_variables(first: Constraint, second: Constraint) -> int | None:

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast, checking
-from probhard.constraints.base import Constraint, reals
+from probhard.constraints._time import spread_in_time
+from probhard.constraints.base import Arrays, Constraint, immutable, reals
 from probhard.errors import InfeasibleError, ParameterError, ShapeError
 
 
+@immutable
 class Box(Constraint):
     """``lower <= u <= upper``.
 
     Args:
         lower: None, a number, or (*batch, n); -inf where there is none.
         upper: None, a number, or (*batch, n); inf where there is none.
+
+    Raises:
+        InfeasibleError: A lower bound lies above its upper bound.
+        ShapeError: The bounds do not broadcast.
     """
 
+    role: ClassVar[str] = "box"
+    stored_as: ClassVar[str | None] = "box"
+    lower: Tensor
+    upper: Tensor
+    _size: int | None
+
     def __init__(self, lower: Any = None, upper: Any = None) -> None:
-        self.lower, self.upper = _bound(lower, -torch.inf, "lower"), _bound(upper, torch.inf, "upper")
+        self._set(lower=_bound(lower, -torch.inf, "lower"), upper=_bound(upper, torch.inf, "upper"))
         try:
             shape = broadcast(self.lower.shape, self.upper.shape)
         except RuntimeError as error:
@@ -30,7 +44,7 @@ class Box(Constraint):
                 "Both belong to the same variables and must broadcast, from the right.",
                 "Give each the shape (*batch, n) or (n,), or one number.",
             ) from error
-        self._size = shape[-1] if shape else None
+        self._set(_size=shape[-1] if shape else None)
         if checking():
             empty = self.lower > self.upper
             if bool(empty.any()):
@@ -59,22 +73,34 @@ class Box(Constraint):
         lower, upper = self.lower.to(u), self.upper.to(u)
         return torch.cat(torch.broadcast_tensors(u.abs() + lower.abs(), u.abs() + upper.abs()), -1)
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        moved = {name: getattr(self, name).to(*args, **kwargs) for name in ("lower", "upper")}
-        twin.__dict__ = {**self.__dict__, **moved}
-        return twin
+    def data(self) -> tuple[Tensor, ...]:
+        return tuple(bound for bound in (self.lower, self.upper) if bound.dim())
 
-    def tightened(self, other: Box) -> Box:
-        """Both boxes at once."""
-        return Box(
-            torch.maximum(*_together(self.lower, other.lower)), torch.minimum(*_together(self.upper, other.upper))
-        )
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        return self._copy(lower=self.lower.to(*args, **kwargs), upper=self.upper.to(*args, **kwargs))
+
+    def merged(self, other: Constraint) -> Constraint | None:
+        """Both boxes at once: the tighter bounds."""
+        if not isinstance(other, Box):
+            return None
+        lower = torch.maximum(*_together(self.lower, other.lower))
+        return Box(lower, torch.minimum(*_together(self.upper, other.upper)))
+
+    def on_slices(self, slices: int, width: int) -> Box:
+        return Box(*(spread_in_time(bound, slices, width) for bound in (self.lower, self.upper)))
+
+    def stored(self) -> tuple[dict[str, Any], Arrays]:
+        return {}, {"lower": self.lower.numpy(force=True), "upper": self.upper.numpy(force=True)}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Box:
+        return Box(*(torch.from_numpy(arrays[name]) for name in ("lower", "upper")))
 
     def __repr__(self) -> str:
         return f"Box(lower={_words(self.lower)}, upper={_words(self.upper)})"
 
 
+@immutable
 class NonNegative(Box):
     """``u >= 0``."""
 

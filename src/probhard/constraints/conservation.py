@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import checking
-from probhard.constraints.base import reals
+from probhard.constraints._time import rows_in_time
+from probhard.constraints.base import immutable, reals
 from probhard.constraints.equality import LinearEquality, remembered
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import check_finite
@@ -57,6 +58,7 @@ def jump_excess(grid: Tensor, place: Tensor, fall: Tensor) -> Tensor:
     return torch.where(last == cell, fall * ((grid[cell] + grid[cell + 1]) / 2 - place), 0.0)
 
 
+@immutable
 class Conservation(LinearEquality):
     """One row, ``weights . u = mass``.
 
@@ -64,6 +66,8 @@ class Conservation(LinearEquality):
         weights: Quadrature weights, (n,); see ``trapezoid_weights``.
         mass: What the weighted sum must be, (*batch,).
     """
+
+    weights: Tensor
 
     def __init__(self, weights: Tensor, mass: Any) -> None:
         weights = reals("The weights", weights)
@@ -73,8 +77,11 @@ class Conservation(LinearEquality):
                 "A conservation row has one weight per variable.",
                 "Pass one (n,) vector; use per_slice for the slices of a field.",
             )
-        self.weights = weights
-        self._set(conservation_blocks(weights, 1), reals("The mass", mass).unsqueeze(-1))
+        self._set(weights=weights)
+        self._prepare(conservation_blocks(weights, 1), reals("The mass", mass).unsqueeze(-1))
+
+    def on_slices(self, slices: int, width: int) -> LinearEquality:
+        return LinearEquality(conservation_blocks(self.weights, slices), rows_in_time(self.b, slices))
 
     @classmethod
     def trapezoid(cls, grid: Tensor, mass: Any, jump: tuple[Any, Any] | None = None) -> Conservation:

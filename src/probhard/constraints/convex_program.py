@@ -10,7 +10,7 @@ with ``NonNegative()``: a rounding below 0 would be outside their domain.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from probhard._util.lru import Recent
 from probhard._util.tensors import broadcast, checking
-from probhard.constraints.base import Constraint, reals
+from probhard.constraints.base import Constraint, immutable, reals
 from probhard.errors import ParameterError, ShapeError, optional
 from probhard.laws.covariance import check_finite
 
@@ -33,6 +33,7 @@ def cvx(name: str) -> Any:
     return optional(name, "cvx", "ConvexProgram")
 
 
+@immutable
 class ConvexProgram(Constraint):
     """The points u that satisfy ``describe(u, *args)``, a list of convex cvxpy constraints.
 
@@ -43,6 +44,10 @@ class ConvexProgram(Constraint):
         args: This batch's data, each (*batch, *own shape).
         parameters: Own shapes of ``args``, such as ``((), (3,))`` for a number and three of them.
     """
+
+    role: ClassVar[str] = "convex_programs"
+    args: tuple[Tensor, ...]
+    compiled: ProgramStructure
 
     def __init__(
         self, describe: Callable[..., Any], variables: int, args: tuple[Any, ...] = (), parameters: Shapes = ()
@@ -60,7 +65,7 @@ class ConvexProgram(Constraint):
                 "Each of args has an own shape, which tells its batch dimensions apart.",
                 "Pass parameters=((), (3,)) for a number and a vector of 3 per batch element.",
             )
-        self.args = tuple(_data(value, shape, i) for i, (value, shape) in enumerate(zip(args, shapes)))
+        self._set(args=tuple(_data(value, shape, i) for i, (value, shape) in enumerate(zip(args, shapes))))
         try:
             broadcast((), *self._batches(shapes))
         except RuntimeError as error:
@@ -69,7 +74,8 @@ class ConvexProgram(Constraint):
                 "They belong to one batch and must broadcast, from the right.",
                 "Give them the same leading dimensions.",
             ) from error
-        self.compiled = _structure(describe, int(variables), shapes)
+        compiled = _structure(describe, int(variables), shapes)
+        self._set(compiled=compiled)
 
     @property
     def variables(self) -> int:
@@ -105,9 +111,7 @@ class ConvexProgram(Constraint):
         return self._size(u).expand(*lead, len(self.compiled.inequalities))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "args": tuple(value.to(*args, **kwargs) for value in self.args)}
-        return twin
+        return self._copy(args=tuple(value.to(*args, **kwargs) for value in self.args))
 
     def __repr__(self) -> str:
         name = getattr(self.compiled.describe, "__name__", type(self.compiled.describe).__name__)
@@ -132,8 +136,8 @@ class ConvexProgram(Constraint):
             value.detach().cpu().double().expand(*lead, *shape).reshape(-1, *shape).numpy()
             for value, shape in zip(self.args, structure.shapes)
         ]
-        found = np.stack([structure.at(p, [x[i] for x in data], excess) for i, p in enumerate(points)] or [np.zeros(0)])
-        return torch.from_numpy(found).to(u).reshape(*lead, count)
+        values = [structure.at(point, [x[i] for x in data], excess) for i, point in enumerate(points)]
+        return torch.from_numpy(np.stack(values or [np.zeros(0)])).to(u).reshape(*lead, count)
 
 
 class ProgramStructure:
@@ -144,10 +148,10 @@ class ProgramStructure:
         self.describe, self.variables, self.shapes = describe, variables, shapes
         self._u = cp.Variable(variables)
         self._parameters = [cp.Parameter(shape) for shape in shapes]
-        found = self.constraints(self._u, self._parameters)
+        described = self.constraints(self._u, self._parameters)
         kinds = cp.constraints.Equality, cp.constraints.Zero
-        equal = [c for c in found if isinstance(c, kinds)]
-        self.inequalities = [c for c in found if not isinstance(c, kinds)]
+        equal = [c for c in described if isinstance(c, kinds)]
+        self.inequalities = [c for c in described if not isinstance(c, kinds)]
         self._moving = [c for c in equal if c.parameters()]
         self.evaluated = sum(c.size for c in self._moving)
         self._u.value = np.zeros(variables)
@@ -159,30 +163,30 @@ class ProgramStructure:
     def constraints(self, u: Any, parameters: list[Any]) -> list[Any]:
         """The description of a variable, checked."""
         cp = cvx("cvxpy")
-        found = self.describe(u, *parameters)
-        found = list(found) if isinstance(found, list | tuple) else [found]
-        wrong = next((c for c in found if not isinstance(c, cp.constraints.constraint.Constraint)), None)
+        described = self.describe(u, *parameters)
+        described = list(described) if isinstance(described, list | tuple) else [described]
+        wrong = next((c for c in described if not isinstance(c, cp.constraints.constraint.Constraint)), None)
         if wrong is not None:
             raise ParameterError(
                 f"describe returned a {type(wrong).__name__} among its constraints.",
                 "It must return a list of cvxpy constraints.",
                 "Write them with ==, <=, >=, >> between expressions of u, or as cvxpy.SOC and others.",
             )
-        if any(v.id != u.id for c in found for v in c.variables()):
+        if any(v.id != u.id for c in described for v in c.variables()):
             raise ParameterError(
                 "describe made variables of its own.",
                 "Feasibility is checked at u alone.",
                 "Write the set with cvxpy's atoms, such as norm, norm1, max and sum_squares.",
             )
         for rule, name in ((lambda c: c.is_dcp(), "convex (DCP)"), (lambda c: c.is_dcp(dpp=True), "DPP")):
-            bad = next((c for c in found if not rule(c)), None)
+            bad = next((c for c in described if not rule(c)), None)
             if bad is not None:
                 raise ParameterError(
                     f"The constraint {bad} is not {name} by cvxpy's rules.",
                     "The set must be convex, and its constraints affine in the parameters.",
                     "Rewrite it with cvxpy's atoms; pass products of data as one argument.",
                 )
-        return found
+        return described
 
     def at(self, u: np.ndarray, data: list[np.ndarray], excess: bool) -> np.ndarray:
         """The largest violation of each inequality at one point, or residuals of equalities with parameters."""

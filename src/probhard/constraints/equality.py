@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,15 +12,18 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from probhard._util.tensors import broadcast, broadcast_batch, checking
-from probhard.constraints.base import Constraint, check_real, reals
+from probhard.constraints._time import rows_in_time
+from probhard.constraints.base import Arrays, Constraint, check_real, immutable, reals, relative
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
 from probhard.laws.covariance import check_finite
+from probhard.rows.maps import DenseMap
 from probhard.rows.presolve import dependent_rows
 from probhard.rows.system import LinearSystem
 
 _SYSTEMS: Any = WeakTensorKeyDictionary()  # systems made from tensors seen before, while these live
 
 
+@immutable
 class LinearEquality(Constraint):
     """``A u = b``.
 
@@ -30,8 +33,17 @@ class LinearEquality(Constraint):
         rank: ``"strict"`` refuses redundant rows, ``"reveal"`` drops them. Contradictions are always refused.
     """
 
+    role: ClassVar[str] = "linear"
+    stored_as: ClassVar[str | None] = "rows"
+    system: LinearSystem
+    b: Tensor
+    rank: str
+
     def __init__(self, A: Any, b: Any = 0.0, rank: str = "strict") -> None:
         check_choice("rank", rank, ("strict", "reveal"))
+        if isinstance(A, LinearSystem):
+            self._prepare(A, b, rank)
+            return
         matrix = real_matrix("A", A)
         if len(matrix.shape) < 2:
             raise ShapeError(
@@ -39,10 +51,9 @@ class LinearEquality(Constraint):
                 "It needs one row per constraint and one column per variable, (*batch, q, n).",
                 "Write a single row as A[None, :].",
             )
-        self._set(_system_of(matrix), b, rank)
+        self._prepare(_system_of(matrix), b, rank)
 
-    def _set(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
-        self.system = system
+    def _prepare(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
         right = reals("The right-hand side b", b)
         if right.dim() == 0:
             right = right.expand(system.row_count)
@@ -52,23 +63,15 @@ class LinearEquality(Constraint):
                 "There is one right-hand side per row, in the last dimension.",
                 f"Give b the shape (*batch, {system.row_count}).",
             )
-        self.b = right
+        self._set(system=system, b=right, rank=rank)
         broadcast_batch(system.batch_shape, self.b.shape[:-1], "A", "b")
         if checking():
             check_finite("The right-hand side b", self.b)
-        self.rank = rank
         self._check_redundancy()
-
-    @classmethod
-    def from_system(cls, system: LinearSystem, b: Any, rank: str = "strict") -> LinearEquality:
-        """From rows made ready before; nothing about A is looked at again."""
-        constraint = object.__new__(LinearEquality)
-        constraint._set(system, b, rank)
-        return constraint
 
     def replace(self, b: Any) -> LinearEquality:
         """The same rows with another batch's right-hand sides."""
-        return LinearEquality.from_system(self.system, b, self.rank)
+        return LinearEquality(self.system, b, self.rank)
 
     @property
     def variables(self) -> int:
@@ -101,9 +104,17 @@ class LinearEquality(Constraint):
         return self.system.map.at(u).magnitude(u) + self.b.to(u).abs()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "b": self.b.to(*args, **kwargs)}
-        return twin
+        return self._copy(b=self.b.to(*args, **kwargs))
+
+    def data(self) -> tuple[Tensor, ...]:
+        matrix = self.system.map.matrix if isinstance(self.system.map, DenseMap) else None
+        return (self.b,) if matrix is None else (self.b, matrix[..., 0])
+
+    def relative_violation(self, u: Tensor, size: Tensor | None = None) -> Tensor:
+        rows, b = self.system.map.at(u), self.b.to(u)
+        if u.shape[-1] != rows.variables:
+            self.check_event(u, "The point")
+        return relative(rows.apply(u) - b, rows.magnitude(u) + b.abs(), size).amax(-1)
 
     def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:
         """Rows, right-hand sides and held variables as they enter a combination with ``&``."""
@@ -123,36 +134,53 @@ class LinearEquality(Constraint):
     def linear_part(self) -> Constraint:
         return self
 
-    def stacked(self, other: LinearEquality) -> LinearEquality:
+    def on_slices(self, slices: int, width: int) -> LinearEquality:
+        matrix, _, held = self.stackable()
+        lifted = sp.csr_array(sp.kron(sp.eye_array(slices), matrix))
+        everywhere = (held[None, :] + width * np.arange(slices)[:, None]).ravel()
+        return LinearEquality(LinearSystem.of(lifted, everywhere), rows_in_time(self.b, slices), self.rank)
+
+    def stored(self) -> tuple[dict[str, Any], Arrays]:
+        matrix, b, held = self.stackable()
+        return {"rank": self.rank}, {**arrays_of(matrix), "b": b.numpy(force=True), "held": held}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LinearEquality:
+        system = LinearSystem.of(matrix_of(arrays), arrays["held"])
+        return LinearEquality(system, torch.from_numpy(arrays["b"]), values["rank"])
+
+    def merged(self, other: Constraint) -> Constraint | None:
         """The rows of both."""
+        if not isinstance(other, LinearEquality):
+            return None
         (first, b1, held1), (second, b2, held2) = self.stackable(), other.stackable()
         system = LinearSystem.of(sp.csr_array(sp.vstack([first, second])), np.union1d(held1, held2))
         batch = broadcast_batch(b1.shape[:-1], b2.shape[:-1], "the first constraint", "the second")
         dtype = torch.promote_types(b1.dtype, b2.dtype)
         b = torch.cat([x.expand(*batch, -1).to(b1.device, dtype) for x in (b1, b2)], -1)
         rank = "reveal" if "reveal" in (self.rank, other.rank) else "strict"
-        return LinearEquality.from_system(system, b, rank)
+        return LinearEquality(system, b, rank)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={self.row_count}, variables={self.variables}, algorithm={self.algorithm!r})"
 
     def _check_redundancy(self) -> None:
-        found = self.system.redundancy
-        if found is None:
+        redundancy = self.system.redundancy
+        if redundancy is None:
             return
-        names = _words(found.dependent)
-        source = _words(np.flatnonzero(np.abs(found.combination).max(0) > 0), found.others)
+        names = _words(redundancy.dependent)
+        source = _words(np.flatnonzero(np.abs(redundancy.combination).max(0) > 0), redundancy.others)
         b = self.b.detach().double()
-        combination = torch.from_numpy(found.combination).to(b.device)
-        implied = b[..., torch.from_numpy(found.others)] @ combination.mT
-        gap = (b[..., torch.from_numpy(found.dependent)] - implied).abs()
+        combination = torch.from_numpy(redundancy.combination).to(b.device)
+        implied = b[..., torch.from_numpy(redundancy.others)] @ combination.mT
+        gap = (b[..., torch.from_numpy(redundancy.dependent)] - implied).abs()
         tolerance = 1e-9 if self.b.dtype == torch.float64 else 1e-5
         bound = tolerance * (1 + b.abs().amax(-1, keepdim=True))
         if checking() and bool((gap > bound).any()):
             where = [int(i) for i in (gap > bound).nonzero()[0]]
             at = f" in batch element {tuple(where[:-1])}" if len(where) > 1 else ""
             raise InfeasibleError(
-                f"Row {found.dependent[where[-1]]} contradicts rows {source}: it misses what they imply by "
+                f"Row {redundancy.dependent[where[-1]]} contradicts rows {source}: it misses what they imply by "
                 f"{float(gap.max()):.4g}{at}.",
                 "No point satisfies all of them.",
                 "Correct b, or leave out the row.",
@@ -241,3 +269,14 @@ def _words(index: np.ndarray, names: np.ndarray | None = None) -> str:
     numbers = [int(i) for i in (index if names is None else names[index])]
     shown = ", ".join(map(str, numbers[:8]))
     return f"[{shown}{', ...' if len(numbers) > 8 else ''}]"
+
+
+def arrays_of(matrix: sp.csr_array) -> Arrays:
+    """A sparse matrix as plain arrays."""
+    return {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": np.array(matrix.shape)}
+
+
+def matrix_of(arrays: Mapping[str, np.ndarray]) -> sp.csr_array:
+    """The inverse of ``arrays_of``."""
+    data, indices, indptr, shape = (arrays[name] for name in ("data", "indices", "indptr", "shape"))
+    return sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))

@@ -1,12 +1,13 @@
 """Coherent sums: every aggregate equals the sum of its bottom series, ``[I | -S] u = 0`` (paper, equation "tscons").
 
-Rows are rewritten locally (``structure.children``), so trees cost O(n) and crossed hierarchies keep small blocks.
+Rows are rewritten as sums of direct children (``rows.children``): trees then cost O(n), and crossed hierarchies keep
+small blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import narwhals as nw
 import numpy as np
@@ -14,13 +15,15 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard.constraints.equality import LinearEquality, scipy_from_sparse
+from probhard.constraints.base import Arrays, immutable
+from probhard.constraints.equality import LinearEquality, arrays_of, matrix_of, scipy_from_sparse
 from probhard.errors import ParameterError, ShapeError
 from probhard.rows.children import child_rows
 from probhard.rows.maps import SparseMap
 from probhard.rows.system import LinearSystem
 
 
+@immutable
 class Hierarchy(LinearEquality):
     """Coherence of n series with m bottom series; aggregates come first.
 
@@ -30,6 +33,15 @@ class Hierarchy(LinearEquality):
         tags: Level name to the labels of its nodes.
         immutable: Nodes (numbers or labels) whose own forecasts must not be moved. See also ``fix``.
     """
+
+    stored_as: ClassVar[str | None] = "hierarchy"
+    names: tuple[str, ...] | None
+    tags: dict[str, tuple[str, ...]]
+    bottoms: int
+    aggregates: int
+    sizes: Tensor
+    summation: sp.csr_array
+    upper: SparseMap
 
     def __init__(
         self,
@@ -41,22 +53,29 @@ class Hierarchy(LinearEquality):
         summation = _summation(S)
         nodes, bottoms = summation.shape
         aggregates = nodes - bottoms
-        self.names = None if names is None else tuple(map(str, names))
-        self.tags = {} if tags is None else {k: tuple(map(str, v)) for k, v in tags.items()}
+        self._set(
+            names=None if names is None else tuple(map(str, names)),
+            tags={} if tags is None else {level: tuple(map(str, nodes)) for level, nodes in tags.items()},
+        )
         if self.names is not None and len(self.names) != nodes:
             raise ShapeError(
                 f"The hierarchy has {nodes} series and {len(self.names)} names.",
                 "Names label the rows of S.",
                 "Give one name per row.",
             )
-        self._variables, self.bottoms, self.aggregates = nodes, bottoms, aggregates
+        self._set(bottoms=bottoms, aggregates=aggregates)
         _check_summation(summation, self.names)
         held = np.asarray([self.index(node) for node in immutable], dtype=np.int64)
-        self.sizes = torch.from_numpy(np.asarray(abs(summation).sum(1), dtype=np.float64).ravel())
         upper = sp.csr_array(summation[:aggregates])
         matrix = sp.csr_array(sp.hstack([sp.eye_array(aggregates, format="csr"), -upper]))
-        self.summation, self.upper = summation, SparseMap(upper)
-        self._set(LinearSystem.of(matrix, held), 0.0)
+        sizes = torch.from_numpy(np.asarray(abs(summation).sum(1), dtype=np.float64).ravel())
+        self._set(sizes=sizes, summation=summation, upper=SparseMap(upper))
+        self._prepare(LinearSystem.of(matrix, held), 0.0)
+
+    @property
+    def nodes(self) -> int:
+        """Number of series n."""
+        return self.aggregates + self.bottoms
 
     def index(self, node: int | str) -> int:
         """Number of a node given by its number or label."""
@@ -68,19 +87,19 @@ class Hierarchy(LinearEquality):
                     "Pass names=... to the hierarchy, or use the node's number.",
                 )
             return self.names.index(node)
-        if not -self._variables <= node < self._variables:
+        if not -self.nodes <= node < self.nodes:
             raise ParameterError(
                 f"There is no node {node}.",
-                f"The hierarchy has {self._variables} nodes.",
+                f"The hierarchy has {self.nodes} nodes.",
                 "Count from 0, aggregates first.",
             )
-        return int(node) % self._variables
+        return int(node) % self.nodes
 
     def fix(self, nodes: Sequence[int | str], values: Any) -> LinearEquality:
         """Coherence with some nodes fixed to given values (*batch, len(nodes)): a budget, a contract, a plan."""
         columns = np.asarray([self.index(node) for node in nodes], dtype=np.int64)
         pick = sp.csr_array(
-            (np.ones(len(columns)), (np.arange(len(columns)), columns)), shape=(len(columns), self._variables)
+            (np.ones(len(columns)), (np.arange(len(columns)), columns)), shape=(len(columns), self.nodes)
         )
         return self & LinearEquality(pick, values)
 
@@ -98,6 +117,14 @@ class Hierarchy(LinearEquality):
         matrix, b, held = super().stackable()
         children = child_rows(matrix)
         return (matrix if children is None else children[0]), b, held
+
+    def stored(self) -> tuple[dict[str, Any], Arrays]:
+        held = self.stackable()[2]
+        return {"names": self.names, "tags": self.tags}, {**arrays_of(self.summation), "held": held}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Hierarchy:
+        return Hierarchy(matrix_of(arrays), values["names"], values["tags"], [int(node) for node in arrays["held"]])
 
     @classmethod
     def from_frame(cls, frame: Any, spec: Sequence[Sequence[str]], **options: Any) -> Hierarchy:
@@ -192,9 +219,9 @@ class Hierarchy(LinearEquality):
             unknown = sorted(set(labels[level]) - set(nodes))
             idle = sorted(set(nodes) - set(labels[level]))
             if unknown or idle or len(position) != len(nodes):
-                found = f"misses {unknown[:3]}" if unknown else f"lists {idle[:3]} without a bottom series"
+                fault = f"misses {unknown[:3]}" if unknown else f"lists {idle[:3]} without a bottom series"
                 raise ParameterError(
-                    f"The level {level!r} {found if unknown or idle else 'lists a node twice'}.",
+                    f"The level {level!r} {fault if unknown or idle else 'lists a node twice'}.",
                     "Its rows of S would not add up to the total.",
                     "List every node of the level once.",
                 )

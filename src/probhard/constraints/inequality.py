@@ -1,9 +1,9 @@
-"""Linear inequalities, ``G u <= d``: general rows, the simplex, monotone profiles."""
+"""Linear inequalities, ``G u <= d``."""
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import OnDevice, broadcast_batch, checking
-from probhard.constraints.base import Constraint, reals
-from probhard.constraints.box import Box, NonNegative
-from probhard.constraints.conservation import Conservation
+from probhard.constraints._time import rows_in_time
+from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.box import Box
 from probhard.constraints.equality import real_matrix, remembered, scipy_from_sparse
-from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice
+from probhard.constraints.monotone import Monotone
+from probhard.errors import InfeasibleError, ParameterError, ShapeError
 from probhard.laws.covariance import check_finite
 from probhard.rows.maps import DenseMap, SparseMap
 
@@ -37,12 +38,19 @@ class PreparedRows(OnDevice):
         counts = np.diff(matrix.indptr)
         self.single, self.rest = np.flatnonzero(counts <= 1), np.flatnonzero(counts > 1)
 
+    @cached_property
+    def several(self) -> PreparedRows:
+        """The rows of more than one variable, made ready once."""
+        assert self.matrix is not None
+        return PreparedRows(sp.csr_array(self.matrix[self.rest]))
+
     @property
     def batch_shape(self) -> torch.Size:
         """Batch dimensions of G itself."""
         return self.map.matrix.shape[:-2] if isinstance(self.map, DenseMap) else torch.Size()
 
 
+@immutable
 class LinearInequality(Constraint):
     """``G u <= d``.
 
@@ -51,7 +59,14 @@ class LinearInequality(Constraint):
         d: Right-hand sides, (*batch, p), or one number for all rows.
     """
 
+    role: ClassVar[str] = "inequalities"
+    prepared: PreparedRows
+    d: Tensor
+
     def __init__(self, G: Any, d: Any = 0.0) -> None:
+        if isinstance(G, PreparedRows):
+            self._prepare(G, d)
+            return
         matrix = real_matrix("G", G)
         if len(matrix.shape) < 2:
             raise ShapeError(
@@ -59,10 +74,9 @@ class LinearInequality(Constraint):
                 "It needs one row per inequality and one column per variable, (*batch, p, n).",
                 "Write a single row as G[None, :].",
             )
-        self._set(_rows_of(matrix), d)
+        self._prepare(_rows_of(matrix), d)
 
-    def _set(self, rows: PreparedRows, d: Any) -> None:
-        self.prepared = rows
+    def _prepare(self, rows: PreparedRows, d: Any) -> None:
         right = reals("d", d)
         if right.dim() == 0:
             right = right.expand(rows.map.row_count)
@@ -72,24 +86,20 @@ class LinearInequality(Constraint):
                 "There is one right-hand side per row, in the last dimension.",
                 f"Give d the shape (*batch, {rows.map.row_count}).",
             )
-        self.d = right
+        self._set(prepared=rows, d=right)
         broadcast_batch(rows.batch_shape, right.shape[:-1], "G", "d")
         if checking() and bool(torch.isnan(right).any()):
             raise ParameterError("d has NaN entries.", "Nothing can be compared with them.", "Use inf for no bound.")
 
     @classmethod
-    def from_rows(cls, rows: PreparedRows, d: Any) -> LinearInequality:
-        """From rows made ready before."""
-        constraint = object.__new__(LinearInequality)
-        constraint._set(rows, d)
-        return constraint
-
-    @classmethod
     def between(cls, weights: Tensor, least: Tensor, most: Tensor) -> LinearInequality:
         """``least <= weights . u <= most`` for weights (n,) and ends (*batch,)."""
-        build = lambda: _rows_of(torch.stack([weights, -weights]))  # noqa: E731
+
+        def build() -> PreparedRows:
+            return _rows_of(torch.stack([weights, -weights]))
+
         rows = build() if weights.requires_grad else remembered(weights, "two-sided", build)
-        return cls.from_rows(rows, torch.stack(torch.broadcast_tensors(most, -least), -1))
+        return LinearInequality(rows, torch.stack(torch.broadcast_tensors(most, -least), -1))
 
     @property
     def variables(self) -> int:
@@ -119,13 +129,13 @@ class LinearInequality(Constraint):
             if direction is not None and not bool((d != 0).any()):
                 parts.append(Monotone(direction))
             elif len(rows.single):
-                parts.append(LinearInequality.from_rows(_kept(rows), d))
+                parts.append(LinearInequality(rows.several, d))
             else:
                 return self
-        found = parts[0]
+        joined = parts[0]
         for part in parts[1:]:
-            found = found & part
-        return found
+            joined = joined & part
+        return joined
 
     def _bounds(self, single: np.ndarray) -> Box:
         """Rows of one variable as bounds."""
@@ -151,168 +161,24 @@ class LinearInequality(Constraint):
         return Box(lower, upper)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "d": self.d.to(*args, **kwargs)}
-        return twin
+        return self._copy(d=self.d.to(*args, **kwargs))
+
+    def data(self) -> tuple[Tensor, ...]:
+        rows = self.prepared.map
+        return (self.d, rows.matrix[..., 0]) if isinstance(rows, DenseMap) else (self.d,)
+
+    def on_slices(self, slices: int, width: int) -> LinearInequality:
+        if self.prepared.matrix is None:
+            raise ParameterError(
+                "per_slice cannot lift rows that differ between batch elements.",
+                "One pattern serves all slices.",
+                "Build the field's rows directly.",
+            )
+        lifted = PreparedRows(sp.csr_array(sp.kron(sp.eye_array(slices), self.prepared.matrix)))
+        return LinearInequality(lifted, rows_in_time(self.d, slices))
 
     def __repr__(self) -> str:
         return f"LinearInequality(rows={self.prepared.map.row_count}, variables={self.variables})"
-
-
-class Profiles(Constraint):
-    """A constraint on each of some consecutive profiles, of any width unless one is known."""
-
-    slices: int
-    width: int | None = None
-
-    @property
-    def variables(self) -> int | None:
-        """The number of all points, any if the width is not known."""
-        return None if self.width is None else self.slices * self.width
-
-    def of_width(self, width: int) -> Self:
-        """The same for profiles of so many points."""
-        twin = copy.copy(self)
-        twin.width = width
-        return twin
-
-    def _set_slices(self, slices: int) -> None:
-        if slices < 1:
-            raise ParameterError(
-                f"{type(self).__name__} got slices={slices}.", "There is at least one profile.", "Pass slices >= 1."
-            )
-        self.slices = slices
-
-
-class Monotone(Profiles):
-    """``u_i <= u_(i+1)`` (increasing) or ``u_i >= u_(i+1)`` (decreasing), along a profile or each slice of a field.
-
-    Args:
-        direction: ``"increasing"`` or ``"decreasing"``.
-        slices: Number of consecutive profiles that the variables hold; see ``per_slice``.
-    """
-
-    def __init__(self, direction: str = "increasing", slices: int = 1) -> None:
-        check_choice("direction", direction, ("increasing", "decreasing"))
-        self.direction = direction
-        self._set_slices(slices)
-
-    @property
-    def algorithm(self) -> str:
-        return "pool adjacent violators"
-
-    @property
-    def sign(self) -> int:
-        """1 if increasing."""
-        return 1 if self.direction == "increasing" else -1
-
-    def excess(self, u: Tensor) -> Tensor:
-        return (-self.sign * profiles(u, self.slices).diff(dim=-1)).flatten(-2)
-
-    def excess_scale(self, u: Tensor) -> Tensor:
-        size = profiles(u, self.slices).abs()
-        return (size[..., 1:] + size[..., :-1]).flatten(-2)
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self
-
-    def __repr__(self) -> str:
-        return f"Monotone({self.direction!r}{_slices(self.slices)})"
-
-
-class Simplex(Profiles):
-    """``u >= 0`` and ``sum(u) = total``, along a profile or along each slice of a field.
-
-    Args:
-        total: A number or (*batch,); with slices (*batch, slices).
-        slices: Number of consecutive profiles that the variables hold.
-    """
-
-    def __init__(self, total: Any = 1.0, slices: int = 1) -> None:
-        self.total = reals("The total of the simplex", total)
-        self._set_slices(slices)
-        if checking():
-            check_finite("The total of the simplex", self.total)
-            if bool((self.total < 0).any()):
-                at = tuple(int(i) for i in (self.total < 0).nonzero()[0])
-                where = f" in batch element {at}" if at else ""
-                raise InfeasibleError(
-                    f"The total of the simplex is {float(self.total.min()):.6g}{where}.",
-                    "Non-negative numbers cannot add up to a negative one.",
-                    "Give a total of at least 0.",
-                )
-
-    @property
-    def algorithm(self) -> str:
-        return "a search for one multiplier per slice"
-
-    def resolve(self, n: int) -> Constraint:
-        from probhard.constraints.slices import per_slice  # it lifts every kind of constraint
-
-        width = profile_width(n, self.slices)
-        row = Conservation(_ones(width), self.total)
-        return (row if self.slices == 1 else per_slice(row, (self.slices, width))) & NonNegative()
-
-    def residual(self, u: Tensor) -> Tensor:
-        return profiles(u, self.slices).sum(-1) - self._totals(u)
-
-    def scale(self, u: Tensor) -> Tensor:
-        return profiles(u, self.slices).abs().sum(-1) + self._totals(u).abs()
-
-    def excess(self, u: Tensor) -> Tensor:
-        return -u
-
-    def excess_scale(self, u: Tensor) -> Tensor:
-        return u.abs()
-
-    def linear_part(self) -> Constraint:
-        raise ParameterError(
-            "A Simplex does not know its number of variables before it is used.",
-            "ProbConserv projects on its linear equality alone.",
-            "Write Conservation(torch.ones(n), total) & NonNegative().",
-        )
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "total": self.total.to(*args, **kwargs)}
-        return twin
-
-    def _totals(self, u: Tensor) -> Tensor:
-        return self.total.to(u).unsqueeze(-1) if self.slices == 1 else self.total.to(u)
-
-    def __repr__(self) -> str:
-        total = f"{float(self.total):g}" if self.total.numel() == 1 else f"{tuple(self.total.shape)} values"
-        return f"Simplex(total={total}{_slices(self.slices)})"
-
-
-def profiles(u: Tensor, slices: int) -> Tensor:
-    """U (*batch, n) as (*batch, slices, n / slices)."""
-    return u.unflatten(-1, (slices, profile_width(u.shape[-1], slices)))
-
-
-def profile_width(n: int, slices: int) -> int:
-    """Points of each profile."""
-    if n % slices:
-        raise ShapeError(
-            f"{n} variables do not divide into {slices} slices.",
-            "Fields flatten time-major, n = nt * nx.",
-            "Check the shape that was given to per_slice.",
-        )
-    return n // slices
-
-
-_ONES: dict[int, Tensor] = {}
-
-
-def _ones(width: int) -> Tensor:
-    """One tensor per width, so that what is made from it is remembered."""
-    if width not in _ONES:
-        _ONES[width] = torch.ones(width, dtype=torch.float64)
-    return _ONES[width]
-
-
-def _slices(slices: int) -> str:
-    return "" if slices == 1 else f", slices={slices}"
 
 
 def _rows_of(matrix: Any) -> PreparedRows:
@@ -324,16 +190,7 @@ def _rows_of(matrix: Any) -> PreparedRows:
         if checking():
             check_finite("The matrix G", matrix)
         return PreparedRows(matrix)
-    build = lambda: PreparedRows(sp.csr_array(matrix.cpu().double().numpy()))  # noqa: E731
-    return remembered(matrix, "inequality", build)
-
-
-def _kept(rows: PreparedRows) -> PreparedRows:
-    """The rows of more than one variable, made ready once."""
-    if "_several" not in vars(rows):
-        assert rows.matrix is not None
-        vars(rows)["_several"] = PreparedRows(sp.csr_array(rows.matrix[rows.rest]))
-    return vars(rows)["_several"]
+    return remembered(matrix, "inequality", lambda: PreparedRows(sp.csr_array(matrix.cpu().double().numpy())))
 
 
 def _chain(matrix: sp.csr_array) -> str | None:

@@ -1,21 +1,23 @@
-"""Nonlinear equality constraints, ``h(u) = 0`` (paper, section "Nonlinear Equality Constraints")."""
+"""Smooth functions as constraints: ``h(u) = 0`` (paper, "Nonlinear Equality Constraints") and ``g(u) <= 0``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from probhard._util.tensors import checking
-from probhard.constraints.base import Constraint
+from probhard.constraints._time import rows_in_time
+from probhard.constraints.base import Constraint, immutable, joined
 from probhard.errors import ParameterError, ShapeError
 from probhard.rows.base import Structure
 from probhard.rows.dense import DenseRows
 from probhard.rows.pattern import Pattern
 
 
+@immutable
 class NonlinearEquality(Constraint):
     """``fn(u, *args) = 0`` for a smooth function.
 
@@ -28,6 +30,13 @@ class NonlinearEquality(Constraint):
         linearise: Maps the same arguments to the residuals and to the Jacobian as a ``Structure``, for less than both
             cost apart, in torch operations that can be differentiated.
     """
+
+    role: ClassVar[str] = "nonlinear"
+    fn: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    given_jacobian: Callable[..., Tensor | Structure] | None
+    pattern: Pattern | None
+    linearise: Callable[..., tuple[Tensor, Structure]] | None
 
     def __init__(
         self,
@@ -43,8 +52,7 @@ class NonlinearEquality(Constraint):
                 "It must map u (*batch, n) to residuals (*batch, q).",
                 "Pass a function of torch tensors.",
             )
-        self.fn, self.args, self.given_jacobian, self.pattern = fn, tuple(args), jacobian, pattern
-        self.linearise = linearise
+        self._set(fn=fn, args=tuple(args), given_jacobian=jacobian, pattern=pattern, linearise=linearise)
 
     @property
     def variables(self) -> int | None:
@@ -56,15 +64,15 @@ class NonlinearEquality(Constraint):
         return "safeguarded SQP with the q x q Schur complement"
 
     def residual(self, u: Tensor) -> Tensor:
-        found = self.fn(u, *self._args(u))
-        if not isinstance(found, Tensor) or found.dim() < 1 or found.shape[:-1] != u.shape[:-1]:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        residual = self.fn(u, *self._args(u))
+        if not isinstance(residual, Tensor) or residual.dim() < 1 or residual.shape[:-1] != u.shape[:-1]:
+            shape = tuple(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
             raise ShapeError(
                 f"The constraint function returned {shape} for points of shape {tuple(u.shape)}.",
                 "It must return one residual per row and point, (*batch, q).",
                 "Keep the leading dimensions; write a single residual as h.unsqueeze(-1).",
             )
-        return found
+        return residual
 
     def linearised(self, u: Tensor) -> tuple[Tensor, Structure]:
         """``h(u)`` and ``rows(u)``."""
@@ -78,9 +86,9 @@ class NonlinearEquality(Constraint):
         if self.linearise is not None:
             return self.linearise(u, *self._args(u))[1]
         if self.pattern is None and self.given_jacobian is not None:
-            found = self.given_jacobian(u, *self._args(u))
-            if isinstance(found, Structure):
-                return found
+            jacobian = self.given_jacobian(u, *self._args(u))
+            if isinstance(jacobian, Structure):
+                return jacobian
         if self.pattern is None:
             return DenseRows(self.jacobian(u, count))
         return self.pattern.structure(self._entries(u))
@@ -110,15 +118,15 @@ class NonlinearEquality(Constraint):
 
     def _given(self, u: Tensor, shape: tuple[int, ...]) -> Tensor:
         assert self.given_jacobian is not None
-        found = self.given_jacobian(u, *self._args(u))
-        found = found.dense() if isinstance(found, Structure) else found
-        if tuple(found.shape) != shape:
+        jacobian = self.given_jacobian(u, *self._args(u))
+        jacobian = jacobian.dense() if isinstance(jacobian, Structure) else jacobian
+        if tuple(jacobian.shape) != shape:
             raise ShapeError(
-                f"The caller's Jacobian has shape {tuple(found.shape)}.",
+                f"The caller's Jacobian has shape {tuple(jacobian.shape)}.",
                 f"For these points it is {shape}.",
                 "Return one row per residual, or one value per entry of the pattern.",
             )
-        return found
+        return jacobian
 
     def _pullbacks(self, u: Tensor, seeds: Tensor) -> Tensor:
         """``J^T s`` (k, *batch, n) for seeds (k, q), each used for all points."""
@@ -143,6 +151,24 @@ class NonlinearEquality(Constraint):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
         return self.with_args(moved)
+
+    def data(self) -> tuple[Tensor, ...]:
+        return tuple(x for x in self.args if isinstance(x, Tensor) and x.dim() > 1)
+
+    def merged(self, other: Constraint) -> Constraint | None:
+        """The functions of both, one after the other."""
+        return _both(self, other) if isinstance(other, NonlinearEquality) else None
+
+    def on_slices(self, slices: int, width: int) -> NonlinearEquality:
+        """Data (*batch, nt or 1, own) of slices travels as (*batch, nt * own), since what leads in it is batch."""
+        sizes = [x.shape[-1] if isinstance(x, Tensor) and x.dim() > 1 else None for x in self.args]
+        flat = tuple(x if size is None else rows_in_time(x, slices) for x, size in zip(self.args, sizes))
+
+        def fn(u: Tensor, *args: Any) -> Tensor:
+            own = (x if size is None else x.unflatten(-1, (slices, size)) for x, size in zip(args, sizes))
+            return self.fn(u.unflatten(-1, (slices, width)), *own).flatten(-2)
+
+        return NonlinearEquality(fn, flat)
 
     def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality | None:
         """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``.
@@ -172,6 +198,77 @@ class NonlinearEquality(Constraint):
 
     def __repr__(self) -> str:
         return f"NonlinearEquality({getattr(self.fn, '__name__', type(self.fn).__name__)})"
+
+
+@immutable
+class NonlinearInequality(Constraint):
+    """``fn(u, *args) <= 0`` for a smooth function.
+
+    Args:
+        fn: Maps u (*batch, n) and this batch's data to (*batch, p). Elements of the batch must not mix.
+        args: This batch's data, as in ``NonlinearEquality``.
+        convex: Whether each component is convex in u. If not, the nearest point found is a local one, and
+            ``Stats.local`` says so.
+        jacobian: Maps the same arguments to (*batch, p, n); by torch.func if not given.
+    """
+
+    role: ClassVar[str] = "curved"
+    function: NonlinearEquality
+    convex: bool
+
+    def __init__(
+        self,
+        fn: Callable[..., Tensor],
+        args: tuple[Any, ...] = (),
+        convex: bool = True,
+        jacobian: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self._set(function=NonlinearEquality(fn, args, jacobian), convex=convex)
+
+    @property
+    def variables(self) -> int | None:
+        """Any number that the function takes."""
+        return None
+
+    @property
+    def algorithm(self) -> str:
+        return "active sets over safeguarded SQP" + ("" if self.convex else ", local")
+
+    def excess(self, u: Tensor) -> Tensor:
+        return self.function.residual(u)
+
+    def excess_scale(self, u: Tensor) -> Tensor:
+        return self.function.scale(u)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        return self._copy(function=self.function.to(*args, **kwargs))
+
+    def data(self) -> tuple[Tensor, ...]:
+        return self.function.data()
+
+    def on_slices(self, slices: int, width: int) -> Constraint:
+        lifted = self.function.on_slices(slices, width)
+        return NonlinearInequality(lifted.fn, lifted.args, self.convex)
+
+    def __repr__(self) -> str:
+        return f"NonlinearInequality({self.function!r}, convex={self.convex})"
+
+
+def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEquality:
+    """Two functions as one, with the data of both."""
+    split = len(first.args)
+
+    def fn(u: Tensor, *args: Any) -> Tensor:
+        return joined([first.fn(u, *args[:split]), second.fn(u, *args[split:])], u)
+
+    jacobian = None
+    if first.given_jacobian is not None and second.given_jacobian is not None:
+
+        def jacobian(u: Tensor, *args: Any) -> Tensor:
+            pieces = first.with_args(args[:split]).jacobian(u), second.with_args(args[split:]).jacobian(u)
+            return torch.cat(pieces, -2)
+
+    return NonlinearEquality(fn, (*first.args, *second.args), jacobian)
 
 
 def check_start(constraint: NonlinearEquality, z: Tensor) -> None:

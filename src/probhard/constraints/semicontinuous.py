@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from probhard._util.tensors import checking
-from probhard.constraints.base import Constraint, reals
+from probhard.constraints._time import spread_in_time
+from probhard.constraints.base import Constraint, immutable, reals
 from probhard.errors import ParameterError
 
 
+@immutable
 class Semicontinuous(Constraint):
     """``u = 0`` or ``u >= least`` for every variable, alone or along monotone profiles, with bounds and one row.
 
@@ -22,8 +24,11 @@ class Semicontinuous(Constraint):
         least: Smallest value that is not 0: a number or (*batch, n), not negative.
     """
 
+    role: ClassVar[str] = "semicontinuous"
+    least: Tensor
+
     def __init__(self, least: Any) -> None:
-        self.least = reals("The least value", least)
+        self._set(least=reals("The least value", least))
         if checking() and not bool(((self.least >= 0) & torch.isfinite(self.least)).all()):
             bad = self.least[~((self.least >= 0) & torch.isfinite(self.least))]
             raise ParameterError(
@@ -48,10 +53,14 @@ class Semicontinuous(Constraint):
     def excess_scale(self, u: Tensor) -> Tensor:
         return u.abs() + self.least.to(u)
 
+    def data(self) -> tuple[Tensor, ...]:
+        return (self.least,) if self.least.dim() else ()
+
+    def on_slices(self, slices: int, width: int) -> Semicontinuous:
+        return Semicontinuous(spread_in_time(self.least, slices, width))
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "least": self.least.to(*args, **kwargs)}
-        return twin
+        return self._copy(least=self.least.to(*args, **kwargs))
 
     def __repr__(self) -> str:
         least = f"{float(self.least.detach()):g}" if self.least.numel() == 1 else f"{tuple(self.least.shape)} values"

@@ -7,25 +7,41 @@ next one's bound is the variation of the projected one before it.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import scipy.sparse as sp
+import torch
 from torch import Tensor
 
 from probhard._util.tensors import checking
-from probhard.constraints.base import Constraint, reals
-from probhard.constraints.inequality import Profiles, profiles
-from probhard.errors import ParameterError, ShapeError
+from probhard.constraints._time import numbers_in_time
+from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.shapes import (
+    SLACK,
+    LiftedRows,
+    Profiles,
+    Term,
+    absolute_parts,
+    check_slices,
+    differences,
+    profile_width,
+    profiles,
+    slices_text,
+)
+from probhard.errors import ParameterError, ShapeError, optional
 
 
+@immutable
 class _Variation(Profiles):
     """An amount for each profile."""
 
+    name: ClassVar[str] = "bound"
     amount: Tensor
-    name = "bound"
 
     def __init__(self, amount: Any, slices: int) -> None:
-        self.amount = reals(f"The {self.name} of the total variation", amount)
-        self._set_slices(slices)
+        amount = reals(f"The {self.name} of the total variation", amount)
+        self._set(amount=amount, slices=check_slices(self, slices), width=None)
         if checking() and not bool((self.amount >= 0).all()):
             raise ParameterError(
                 f"The {self.name} of the total variation is {float(self.amount.min()):.6g} at its smallest.",
@@ -42,17 +58,26 @@ class _Variation(Profiles):
         amount = self.amount.to(like)
         return amount.unsqueeze(-1) if self.slices == 1 else amount
 
+    def per_slice_amounts(self, like: Tensor) -> Tensor:
+        """One amount per slice, (*batch, slices)."""
+        amounts = self.amounts(like)
+        return amounts.expand(*amounts.shape[:-1], self.slices)
+
+    def data(self) -> tuple[Tensor, ...]:
+        return (self.amounts(self.amount),)
+
+    def on_slices(self, slices: int, width: int) -> Self:
+        return type(self)(numbers_in_time(self.amount, slices), slices).of_width(width)
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "amount": self.amount.to(*args, **kwargs)}
-        return twin
+        return self._copy(amount=self.amount.to(*args, **kwargs))
 
     def __repr__(self) -> str:
         amount = f"{float(self.amount):g}" if self.amount.numel() == 1 else f"{tuple(self.amount.shape)} values"
-        slices = "" if self.slices == 1 else f", slices={self.slices}"
-        return f"{type(self).__name__}({self.name}={amount}{slices})"
+        return f"{type(self).__name__}({self.name}={amount}{slices_text(self.slices)})"
 
 
+@immutable
 class TotalVariation(_Variation):
     """``TV(u) <= bound``.
 
@@ -64,6 +89,35 @@ class TotalVariation(_Variation):
     def __init__(self, bound: Any, slices: int = 1) -> None:
         super().__init__(bound, slices)
 
+    @property
+    def pooled_as(self) -> str:
+        return "tv-bound"
+
+    def lifted(self, n: int) -> LiftedRows:
+        """``D u - p + m = 0`` and, for each slice, ``sum p + m + s = bound``."""
+        steps, slices = differences(n, self.slices), self.slices
+        count = steps.shape[0]
+        split, stiffness = absolute_parts(steps)
+        sums = sp.kron(sp.eye_array(slices), np.ones((1, count // slices)))
+        own = sp.vstack(
+            [
+                sp.hstack([split, sp.csr_array((count, slices))]),
+                sp.hstack([sums, sums, sp.eye_array(slices)]),
+            ]
+        )
+        on_u = sp.vstack([steps, sp.csr_array((slices, n))])
+        return LiftedRows(sp.csr_array(on_u), sp.csr_array(own), np.append(stiffness, np.full(slices, SLACK)))
+
+    def right_side(self, n: int, like: Tensor) -> Tensor:
+        amounts = self.per_slice_amounts(like)
+        zeros = amounts.new_zeros(*amounts.shape[:-1], n - self.slices)
+        return torch.cat([zeros, amounts], -1)
+
+    def term(self, n: int, like: Tensor) -> Term:
+        cp, steps, sums = optional("cvxpy", "cvx", "ConvexProgram"), *_sums(n, self.slices)
+        data = (self.per_slice_amounts(like),)
+        return Term(self.key, lambda u, a: [sums @ cp.abs(steps @ u) <= a], data, ((self.slices,),))
+
     def excess(self, u: Tensor) -> Tensor:
         return variation(u, self.slices) - self.amounts(u)
 
@@ -71,6 +125,7 @@ class TotalVariation(_Variation):
         return profiles(u, self.slices).abs().sum(-1) + self.amounts(u)
 
 
+@immutable
 class TotalVariationPenalty(_Variation):
     """``weight * TV(u)`` added to the squared distance; every point is feasible, so its violation is 0.
 
@@ -79,12 +134,35 @@ class TotalVariationPenalty(_Variation):
         slices: Number of consecutive profiles that the variables hold; see ``per_slice``.
     """
 
-    name = "weight"
+    name: ClassVar[str] = "weight"
 
     def __init__(self, weight: Any, slices: int = 1) -> None:
         super().__init__(weight, slices)
 
+    @property
+    def pooled_as(self) -> str:
+        return "tv-penalty"
 
+    def lifted(self, n: int) -> LiftedRows:
+        """``D u - p + m = 0``."""
+        steps = differences(n, self.slices)
+        return LiftedRows(steps, *absolute_parts(steps))
+
+    def right_side(self, n: int, like: Tensor) -> Tensor:
+        return like.new_zeros(n - self.slices)
+
+    def cost(self, n: int, like: Tensor) -> Tensor:
+        """The weight of each slice, on p and m."""
+        each = self.per_slice_amounts(like).repeat_interleave(profile_width(n, self.slices) - 1, -1)
+        return torch.cat([each, each], -1)
+
+    def term(self, n: int, like: Tensor) -> Term:
+        cp, steps, sums = optional("cvxpy", "cvx", "ConvexProgram"), *_sums(n, self.slices)
+        data = (self.per_slice_amounts(like),)
+        return Term(self.key, lambda u, a: a @ (sums @ cp.abs(steps @ u)), data, ((self.slices,),), cost=True)
+
+
+@immutable
 class TotalVariationDiminishing(Constraint):
     """``TV(u_t) <= TV(u_(t-1))`` for the slices of a field, flattened time-major; not convex, projected in time order.
 
@@ -92,8 +170,11 @@ class TotalVariationDiminishing(Constraint):
         shape: (nt, nx).
     """
 
+    role: ClassVar[str] = "diminishing"
+    shape: tuple[int, int]
+
     def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = (int(shape[0]), int(shape[1]))
+        self._set(shape=(int(shape[0]), int(shape[1])))
         if min(self.shape) < 1:
             raise ShapeError(
                 f"The field has shape {self.shape}.", "It needs slices and points.", "Pass shape=(nt, nx), time first."
@@ -125,3 +206,9 @@ class TotalVariationDiminishing(Constraint):
 def variation(u: Tensor, slices: int = 1) -> Tensor:
     """Total variation of each slice, (*batch, slices)."""
     return profiles(u, slices).diff(dim=-1).abs().sum(-1)
+
+
+def _sums(n: int, slices: int) -> tuple[sp.csr_array, sp.csr_array]:
+    """Differences along each profile, and their sums by profile."""
+    steps = differences(n, slices)
+    return steps, sp.csr_array(sp.kron(sp.eye_array(slices), np.ones((1, steps.shape[0] // slices))))

@@ -21,7 +21,8 @@ from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
 from probhard.constraints.conservation import Conservation, jump_excess, trapezoid_weights
-from probhard.constraints.inequality import LinearInequality, Monotone
+from probhard.constraints.inequality import LinearInequality
+from probhard.constraints.monotone import Monotone
 from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.slices import per_slice
 from probhard.errors import ParameterError, check_choice

@@ -64,7 +64,7 @@ def known_values(problem: PorousMedium, m: Tensor | float) -> LinearEquality:
     """
     m, times, _ = _exact(problem, m)
     b = pad(power_of(m * times[1:], 1 / m), (problem.points, 0))
-    return LinearEquality.from_system(_picks(*problem.shape), b)
+    return LinearEquality(_picks(*problem.shape), b)
 
 
 def porous_medium_flux(problem: PorousMedium, m: Tensor | float, mass: str = "product") -> NonlinearEquality:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import broadcast
-from probhard.constraints.curved import Ball
+from probhard.constraints.ball import Ball
 from probhard.laws.covariance import Covariance, Diagonal, safe_sqrt
-from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.parts import Parts
 from probhard.tangent import Differential
 

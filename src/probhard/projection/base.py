@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from probhard.errors import ProbhardError
@@ -13,8 +12,6 @@ from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, safe_sqrt
 from probhard.laws.distribution import LocationScale
 from probhard.tangent import Differential
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
 
 
 @dataclass(frozen=True)

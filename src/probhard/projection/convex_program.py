@@ -14,8 +14,6 @@ of it, and the equation's Jacobian gives derivatives in z, W and all data throug
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,7 @@ from torch import Tensor
 from probhard._util.lru import Recent
 from probhard._util.tensors import broadcast, checking
 from probhard.constraints.convex_program import ConvexProgram, cvx
-from probhard.constraints.inequality import Monotone, profile_width
-from probhard.constraints.variation import TotalVariationPenalty
+from probhard.constraints.shapes import Term
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Dense, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
@@ -41,17 +38,6 @@ DENSE_VARIABLES = 64  # up to here the Jacobian is formed
 SCALES = (1.0, 1e3, 30.0, 1e6)  # of the objective, relative to |R z|; tried in turn
 
 _COMPILED: Recent[Compiled] = Recent()
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of the problem: cvxpy constraints, or a cost, made from u and parameters with this batch's data."""
-
-    key: tuple[Any, ...]  # what the compiled form depends on; objects in it are compared by identity
-    build: Callable[..., Any]
-    data: tuple[Tensor, ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
-    cost: bool = False
 
 
 class ProgramProjector(Projector):
@@ -234,7 +220,7 @@ def _terms(parts: Parts) -> list[Term]:
         if not bool(finite.all()):  # rows without a bound in some element become 0 <= 1 there
             matrix, d = matrix * finite.unsqueeze(-1), torch.where(finite, d, 1.0)
         terms.append(_rows(("<=", inequality.prepared), matrix, d, lambda x, d: x <= d, bool(finite.all())))
-    return terms + [_shape(shape, parts.variables) for shape in parts.shapes]
+    return terms + [shape.term(parts.variables, like) for shape in parts.shapes]
 
 
 def _rows(key: Any, matrix: Tensor, right: Tensor, relation: Any, shared: bool = True) -> Term:
@@ -245,22 +231,6 @@ def _rows(key: Any, matrix: Tensor, right: Tensor, relation: Any, shared: bool =
         return Term(key, lambda u, b: [relation(fixed @ u, b)], (right,), ((count,),))
     shapes = (tuple(matrix.shape[-2:]), (count,))
     return Term((key[0], count), lambda u, a, b: [relation(a @ u, b)], (matrix, right), shapes)
-
-
-def _shape(shape: Any, n: int) -> Term:
-    """Monotone profiles, or a bound or a cost on their variation."""
-    cp, slices, width = cvx("cvxpy"), shape.slices, profile_width(n, shape.slices)
-    step = sp.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(width - 1, width))
-    steps = sp.csr_array(sp.kron(sp.eye_array(slices), step))
-    key = (type(shape), slices, getattr(shape, "direction", ""))
-    if isinstance(shape, Monotone):
-        return Term(key, lambda u: [shape.sign * (steps @ u) >= 0])
-    sums = sp.csr_array(sp.kron(sp.eye_array(slices), np.ones((1, width - 1))))
-    amounts = shape.amounts(torch.empty(0, dtype=torch.float64))
-    amounts = amounts.expand(*amounts.shape[:-1], slices)
-    if isinstance(shape, TotalVariationPenalty):
-        return Term(key, lambda u, a: a @ (sums @ cp.abs(steps @ u)), (amounts,), ((slices,),), cost=True)
-    return Term(key, lambda u, a: [sums @ cp.abs(steps @ u) <= a], (amounts,), ((slices,),))
 
 
 def compiled_of(terms: list[Term], n: int, diagonal: bool) -> Compiled:

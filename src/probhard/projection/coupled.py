@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast
+from probhard.constraints.shapes import SLACK
 from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, matvec
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import check_capacity, empty_set
-from probhard.projection.lifting import SLACK, joined, linear_costs, right_sides, shape_rows
+from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import censored_laws, within
+from probhard.projection.polyhedral import censored_laws, finished, within
 from probhard.rows.dense import DenseRows
 from probhard.rows.dense import DenseRowsFactor as Factor
 from probhard.solvers import active_set
@@ -54,9 +55,9 @@ class CoupledProjector(Projector):
         own: list[Tensor | None] = []
         sides = right_sides(parts, like)
         if parts.linear is not None:
-            rows, found = parts.linear.A.to(like), parts.linear.system.redundancy
-            if found is not None:
-                kept = torch.from_numpy(found.others).to(like.device)
+            rows, redundancy = parts.linear.A.to(like), parts.linear.system.redundancy
+            if redundancy is not None:
+                kept = torch.from_numpy(redundancy.others).to(like.device)
                 rows, sides[0] = rows.index_select(-2, kept), sides[0].index_select(-1, kept)
             on_u.append(rows)
             own.append(None)
@@ -66,10 +67,10 @@ class CoupledProjector(Projector):
             own.append(torch.eye(part.prepared.map.row_count).to(like))
             stiffness.append(torch.full((part.prepared.map.row_count,), SLACK).to(like))
         for shape in parts.shapes:
-            first, second, stiff = shape_rows(shape, n)
-            on_u.append(torch.from_numpy(first.toarray()).to(like))
-            own.append(torch.from_numpy(second.toarray()).to(like))
-            stiffness.append(torch.from_numpy(stiff).to(like))
+            lifted = shape.lifted(n)
+            on_u.append(torch.from_numpy(lifted.on_u.toarray()).to(like))
+            own.append(torch.from_numpy(lifted.own.toarray()).to(like))
+            stiffness.append(torch.from_numpy(lifted.stiffness).to(like))
         on_u.append(torch.eye(n).to(like).index_select(0, bounded))
         own.append(-torch.eye(len(bounded)).to(like))
         stiffness.append(torch.full((len(bounded),), SLACK).to(like))
@@ -115,7 +116,7 @@ class CoupledProjector(Projector):
             u = u.index_copy(-1, self.bounded, ends)
         u = within(u, point, self.lower, self.upper)
         tangent = CoupledTangent(self, factor, free, extra)
-        return self.parts.finished(z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
+        return finished(self.parts, z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, self.given, self.options)
@@ -127,9 +128,9 @@ class CoupledProjector(Projector):
         matrix = torch.cat([rows, self.own], -1)
         lower, upper = (x[at] for x in self._bounds(lead, self.parts.variables))
         right = self.right.detach().expand(*lead, self.right.shape[-1])[at]
-        found = empty_set(self.parts, sp.csr_array(matrix.cpu().numpy()), right, lower, upper)
+        reason = empty_set(self.parts, sp.csr_array(matrix.cpu().numpy()), right, lower, upper)
         where = f" in batch element {at}" if at else ""
-        return None if found is None else InfeasibleError(found[0] + where + ".", *found[1:])
+        return None if reason is None else InfeasibleError(reason[0] + where + ".", *reason[1:])
 
     def _bounds(self, lead: torch.Size, costs: int) -> tuple[Tensor, Tensor]:
         slacks = self.own.shape[-1] - len(self.bounded)

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from probhard._util.tensors import broadcast
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
+from probhard.constraints.shapes import SLACK
 from probhard.errors import ParameterError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution
-from probhard.projection.lifting import SLACK, shape_rows
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import within
+from probhard.projection.polyhedral import finished, within
 from probhard.rows.base import Structure
 from probhard.solvers import sqp, sqp_active
 from probhard.solvers.quadratic import HELD, QuadraticProblem
@@ -85,7 +85,7 @@ class CurvedProjector(Projector):
         value = torch.where(free[..., :n], value, point)
         value = within(value, double, lower, upper)
         tangent = MaskedTangent(NonlinearTangent(inner, whole, torch.cat([value, slack], -1), state), free, n)
-        return self.parts.finished(z, value, tangent, state.steps, settled, self.local)
+        return finished(self.parts, z, value, tangent, state.steps, settled, self.local)
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         assert self.parts.nonlinear is not None
@@ -219,7 +219,7 @@ class Functions:
             dense = part.prepared.map.at(like).dense()
             pieces.append((_dense_function(dense, part.d.to(like)), True))
         for shape in parts.shapes:
-            rows = torch.from_numpy(-shape_rows(shape, parts.variables)[0].toarray()).to(like)
+            rows = torch.from_numpy(-shape.lifted(parts.variables).on_u.toarray()).to(like)
             pieces.append((_dense_function(rows, like.new_zeros(rows.shape[0])), True))
         self.pieces = pieces
         self.batch_shape = _batch_shape(pieces)

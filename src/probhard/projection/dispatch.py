@@ -1,4 +1,4 @@
-"""Who projects on what: the method is chosen from the data, not from the class that the caller wrote.
+"""The dispatch table: which projector serves which constraints, chosen from the data, not from the caller's class.
 
 | parts                                                          | projector                | method                |
 |----------------------------------------------------------------|--------------------------|-----------------------|
@@ -17,16 +17,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast_batch, checking
+from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint
-from probhard.constraints.curved import Ball
-from probhard.constraints.equality import LinearEquality
-from probhard.constraints.inequality import Monotone, profiles
-from probhard.constraints.variation import TotalVariation
+from probhard.constraints.monotone import Monotone
+from probhard.constraints.shapes import Profiles, profiles
 from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.ball import BallProjector
@@ -45,8 +48,51 @@ from probhard.projection.profiles import ATTAINED, PooledProjector
 from probhard.rows.disjoint import DisjointRows
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a constraint means for n variables, found once while its data stay as they are."""
+
+    parts: Parts
+    data: tuple[Tensor, ...]
+    versions: tuple[int, ...]  # of the data, which torch counts up when a tensor is changed in place
+    routes: dict[bool, Route]  # by whether the weight is diagonal
+
+    @property
+    def current(self) -> bool:
+        """Whether no data was changed in place since."""
+        return all(x._version == version for x, version in zip(self.data, self.versions))
+
+
+Route = Callable[[Parts, Any, Options], Projector]
+
+
 def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options: Options) -> Projector:
-    """The projector of a constraint for points like z."""
+    """The projector of a constraint for points like z.
+
+    Args:
+        constraint: What to project on.
+        z: Points (*samples, *batch, n), for their shape.
+        weight: W of the metric.
+        options: How the layer wants its projections done.
+
+    Raises:
+        ParameterError: No method serves these constraints together, or under this metric.
+        ShapeError: Points and constraint do not fit each other.
+    """
+    plan = _plan(constraint, z)
+    broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
+    diagonal = isinstance(weight, Diagonal)
+    if diagonal not in plan.routes:
+        plan.routes[diagonal] = _route(plan.parts, diagonal)
+    return plan.routes[diagonal](plan.parts, weight, options)
+
+
+def _plan(constraint: Constraint, z: Tensor) -> Plan:
+    """The plan for points like z, kept with the constraint where its data are constant."""
+    n = z.shape[-1] if z.dim() else 0
+    known = constraint.plans.get(n) if isinstance(constraint, Constraint) and checking() else None
+    if known is not None and known.current:
+        return known
     if not isinstance(constraint, Constraint):
         raise ParameterError(
             f"DPPL got a {type(constraint).__name__} as its constraint.",
@@ -54,61 +100,58 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
             "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'.",
         )
     constraint.check_event(z, "The distribution")
-    if isinstance(constraint, LinearEquality):
-        broadcast_batch(z.shape[:-1], constraint.batch_shape, "the distribution", "the constraint")
-        return LinearProjector(constraint, weight, options)
-    parts = parts_of(constraint, z.shape[-1])
-    parts.check_batch(z)
+    parts = parts_of(constraint, n)
+    if parts.kept is None:
+        return Plan(parts, (), (), {})
+    data = constraint.data()
+    plan = constraint.plans[n] = Plan(parts, data, tuple(x._version for x in data), {})
+    return plan
+
+
+def _route(parts: Parts, diagonal: bool) -> Route:
+    """The table above, from the data alone."""
     if parts.only_equalities:
-        if parts.nonlinear is None:
-            assert parts.linear is not None
-            return LinearProjector(parts.linear, weight, options)
-        return NonlinearProjector(parts.linear, parts.nonlinear, weight, options)
+        return _linear if parts.nonlinear is None else _nonlinear
     if parts.semicontinuous:
-        return _phases(parts, weight, options)
+        return _phases
     if parts.convex_programs:
-        return ProgramProjector(parts, weight, options)
+        return ProgramProjector
     if parts.diminishing is not None:
-        return _diminishing(parts, weight)
+        return _diminishing
     if not parts.polyhedral:
-        if isinstance(weight, Diagonal) and _only_ball(parts):
-            return BallProjector(parts, weight, options)
-        return CurvedProjector(parts, weight, options)
-    if isinstance(weight, Diagonal):
-        pooled = _pooled(parts, weight, options)
-        if pooled is not None:
-            return pooled
-        if shared(parts):
-            return FaceProjector(parts, weight, options)
-    return CoupledProjector(parts, weight, options)
+        return BallProjector if diagonal and _only_ball(parts) else CurvedProjector
+    if not diagonal or not shared(parts):
+        return CoupledProjector
+    return _pooled if len(parts.shapes) == 1 and isinstance(parts.shapes[0], Profiles) else FaceProjector
+
+
+def _linear(parts: Parts, weight: Covariance, options: Options) -> LinearProjector:
+    assert parts.linear is not None
+    return LinearProjector(parts.linear, weight, options)
+
+
+def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearProjector:
+    assert parts.nonlinear is not None
+    return NonlinearProjector(parts.linear, parts.nonlinear, weight, options)
 
 
 def _only_ball(parts: Parts) -> bool:
     alone = parts.linear is None and parts.nonlinear is None and parts.box is None
-    return (
-        alone
-        and not (parts.inequalities or parts.shapes)
-        and len(parts.curved) == 1
-        and isinstance(parts.curved[0], Ball)
-    )
+    alone = alone and not (parts.inequalities or parts.shapes)
+    return alone and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
-def _pooled(parts: Parts, weight: Diagonal, options: Options) -> PooledProjector | None:
-    """The direct method, if there is one shape with bounds and rows that fit it."""
-    if len(parts.shapes) != 1 or not checking():
-        return None
+def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
+    """The direct method of one shape, if its bounds and rows fit it, else active sets."""
     (shape,) = parts.shapes
+    assert isinstance(shape, Profiles)
     like = weight.variance.new_empty(0, dtype=torch.float64)
-    found = _profile(parts, shape.slices, like, options)
-    if found is None:
-        return None
-    if isinstance(shape, Monotone):
-        kind, amount = shape.direction, None
-    else:
-        kind = "tv-bound" if isinstance(shape, TotalVariation) else "tv-penalty"
-        amount = shape.amounts(like)
-    lower, upper, a, mass, most = found
-    return PooledProjector(kind, amount, lower, upper, a, mass, weight, shape.slices, most)
+    profile = _profile(parts, shape.slices, like, options) if checking() else None
+    if profile is None:
+        return FaceProjector(parts, weight, options)
+    lower, upper, a, mass, most = profile
+    amount = shape.amounts(like)
+    return PooledProjector(shape.pooled_as, amount, lower, upper, a, mass, weight, shape.slices, most)
 
 
 def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProjector:
@@ -119,9 +162,9 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
-        least, found = _least(parts, slices, like), _profile(parts, slices, like, options)
-        if least is not None and found is not None and (found[2] is None or bool((found[2] >= 0).all())):
-            lower, upper, a, mass, most = found
+        least, profile = _least(parts, slices, like), _profile(parts, slices, like, options)
+        if least is not None and profile is not None and (profile[2] is None or bool((profile[2] >= 0).all())):
+            lower, upper, a, mass, most = profile
             if upper is not None and parts.box is not None:  # equal, but for rounding to the precision of one of them
                 data = (weight.variance, parts.box.upper, *(part.least for part in parts.semicontinuous))
                 close = max(ATTAINED[x.dtype] for x in data)
@@ -169,13 +212,13 @@ def _uniform(parts: Parts, slices: int, like: Tensor) -> tuple[Tensor | None, Te
     """Bounds of each profile (*batch, slices); None if they differ along a profile."""
     if parts.box is None:
         return None, None
-    found = []
+    ends = []
     for bound in parts.bounds(like):
         profile = bound.unflatten(-1, (slices, -1))
         if bool((profile != profile[..., :1]).any()):
             return None
-        found.append(profile[..., 0])
-    return found[0], found[1]
+        ends.append(profile[..., 0])
+    return ends[0], ends[1]
 
 
 Row = tuple[Tensor | None, Tensor | None, Tensor | None]  # coefficients, mass, and largest mass if that is another
@@ -212,7 +255,7 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
     return row, parts.linear.b.to(like), None
 
 
-def _diminishing(parts: Parts, weight: Covariance) -> DiminishingProjector:
+def _diminishing(parts: Parts, weight: Covariance, options: Options) -> DiminishingProjector:
     assert parts.diminishing is not None
     others = parts.linear or parts.nonlinear or parts.inequalities or parts.shapes or parts.curved
     like = weight.diagonal().new_empty(0, dtype=torch.float64)

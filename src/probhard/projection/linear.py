@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking
 from probhard.constraints.equality import LinearEquality
 from probhard.laws.covariance import Covariance
-from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.tangent import DenseTangent, Differential, tangent_of
 
 

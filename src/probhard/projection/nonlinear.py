@@ -12,12 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import broadcast, checking, divide
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
-from probhard.projection.base import TOLERANCE, Options, Projector, Solution, Stats
+from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.rows.system import LinearSystem
 from probhard.solvers import sqp
 from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of

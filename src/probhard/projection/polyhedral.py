@@ -10,30 +10,44 @@ alone and under active sets, as held where one multiplier per row is searched fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TOLERANCE, equal_bounds
 from probhard._util.tensors import broadcast
 from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution, Stats
-from probhard.projection.diagnosis import check_capacity, empty_set, matrix_of
-from probhard.projection.lifting import joined, lift, linear_costs, right_sides, without_complement
+from probhard.projection.diagnosis import empty_set, matrix_of
+from probhard.projection.lifting import Polyhedron, polyhedron
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import Parts
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.sparse import SparseRows
-from probhard.rows.system import LinearSystem
 from probhard.solvers import active_set, single_row
 from probhard.solvers.quadratic import HELD, Faces, QuadraticProblem
-from probhard.tangent import DiagonalTangent, Differential
+from probhard.tangent.base import Differential
+from probhard.tangent.linear import DiagonalTangent
 
 ROUNDING = 1e-15
 SPREAD = 1e-8  # weight of a held variable in the sparse factor's variances, which are differences of large numbers
 FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points over all leading dimensions with auxiliary variables, and all that belongs to them, (*lead, n + extra)."""
+
+    z: Tensor
+    weight: Tensor
+    natural: Tensor  # weights of at least the floor, and those of auxiliary variables like their rows'
+    lower: Tensor
+    upper: Tensor
+    right: Tensor  # (*lead, rows)
 
 
 class FaceProjector(Projector):
@@ -42,64 +56,41 @@ class FaceProjector(Projector):
     def __init__(self, parts: Parts, weight: Diagonal, options: Options) -> None:
         self.parts, self.options = parts, options
         self.weight = weight.variance.to(torch.float64)
-        self.lifting = lift(parts)
-        system = self.lifting.system
-        self.system = None if system is None else without_complement(system).at(self.weight)
-        like = self.weight.new_empty(0)
-        self.bounds = parts.bounds(like)
-        sides = right_sides(parts, like)
-        self.right = joined(sides) if sides else like
-        self.costs = linear_costs(parts, like)
-        if options.validate:
-            check_capacity(parts, like)
-        self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
+        kept = parts.kept or {}
+        set_: Polyhedron | None = kept.get((Polyhedron, self.weight.device, options.validate))
+        self.set = polyhedron(parts, self.weight.new_empty(0), options.validate) if set_ is None else set_
+        self.extra = self.set.lifting.extra  # number of auxiliary variables
+        self.moments_from = "censored" if self.set.bounded_only else "monte-carlo"
         self.has_equalities = parts.linear is not None
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, Diagonal(self.weight), self.options)
 
-    @property
-    def extra(self) -> int:
-        """Number of auxiliary variables."""
-        return self.lifting.extra
-
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
-        if self.system is None:
+        if self.set.system is None:
             return self._clipped(z)
-        point, weight, natural, lower, upper, right = self._data(z.to(torch.float64))
-        lead = point.shape[:-1]
-        n = self.parts.variables
-        if self.system.core is None and self.system.pins is not None:
-            # Known values are all the rows there are: bounds of width 0.
-            known, pinned = self.system.substitute(point, right)[0], self.system.pins.variable
-            lower, upper = (x.index_copy(-1, pinned, known[..., pinned]) for x in (lower, upper))
-        faces = self._faces(point, weight, natural, lower, upper, right)
+        points = self._points(z.to(torch.float64))
+        faces = self._faces(points)
+        lead, n = points.z.shape[:-1], self.parts.variables
         side = faces.side.reshape(*lead, -1)
         free = side == 0
-        bound = torch.where(side < 0, lower, upper)
-        held = torch.where(free, point, torch.where(torch.isfinite(bound), bound, 0.0))
-        if self.extra:  # auxiliary centres at their values, so that their proximal cost is nothing
-            centre = faces.value.reshape(*lead, -1)[..., n:]
-            if self.costs is not None:
-                centre = centre - weight[..., n:] * joined(self.costs)
-            held = torch.cat([held[..., :n], torch.where(free[..., n:], centre, held[..., n:])], -1)
-        tangent = self._tangent(free, weight, natural)
+        held = self._held(points, faces, side)
+        tangent = self._tangent(free, points)
         value = held
         if tangent is not None:
-            value = tangent.project(held, right)
+            value = tangent.project(held, points.right)
             again = torch.where(free, value, held)  # one refinement: held variables keep their bounds exactly
-            value = torch.where(free, tangent.project(again, right), held)
-        found = value[..., :n]
+            value = torch.where(free, tangent.project(again, points.right), held)
+        value = value[..., :n]
         if self.parts.box is not None:
-            found = within(found, point[..., :n], lower[..., :n], upper[..., :n])
+            value = within(value, points.z[..., :n], points.lower[..., :n], points.upper[..., :n])
 
         def spread() -> DiagonalTangent | None:
             exact = tangent is None or not isinstance(tangent.core, SparseRows)
-            return tangent if exact else self._tangent(free, weight, natural, SPREAD)
+            return tangent if exact else self._tangent(free, points, SPREAD)
 
-        return self.parts.finished(
-            z, found, FaceTangent(self, tangent, spread, free), faces.steps.reshape(lead), faces.done.reshape(lead)
-        )
+        steps, done = faces.steps.reshape(lead), faces.done.reshape(lead)
+        return finished(self.parts, z, value, FaceTangent(self, tangent, spread, free), steps, done)
 
     def _clipped(self, z: Tensor) -> Solution:
         """Bounds alone: every variable for itself, in the precision of z."""
@@ -108,97 +99,137 @@ class FaceProjector(Projector):
         below, above = z < lower, z > upper
         if self.parts.box is not None:
             # a bound may be one number for all, so widths are looked at before it is expanded
-            above = above | (self.parts.box.lower == self.parts.box.upper).to(z.device)
+            above = above | equal_bounds(self.parts.box.lower, self.parts.box.upper).to(z.device)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (z, lower, upper)):
             value = torch.where(below, lower, torch.where(above, upper, z))  # no gradient where a width is 0
         else:
             value = torch.clamp(z, lower, upper)
         count = torch.ones(value.shape[:-1], dtype=torch.int64, device=z.device)
         tangent = FaceTangent(self, None, lambda: None, ~(below | above))
-        return self.parts.finished(z, value, tangent, count, count > 0)
+        return finished(self.parts, z, value, tangent, count, count > 0)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
-        bad = torch.nonzero(~stats.converged)
-        at = tuple(int(i) for i in bad[0])
-        _, _, _, lower, upper, right = self._data(z.detach().to(torch.float64))
-        lower, upper = lower[at], upper[at]
+        at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
+        if self.set.system is None:
+            return None
+        points = self._points(z.detach().to(torch.float64))
+        reason = empty_set(self.parts, matrix_of(self.set.system), points.right[at], points.lower[at], points.upper[at])
         where = f" in batch element {at}" if at else ""
-        if self.system is None:
-            return None
-        found = empty_set(self.parts, matrix_of(self.system), right[at], lower, upper)
-        if found is None:
-            return None
-        what, why, fix = found
-        return InfeasibleError(what + where + ".", why, fix)
+        return None if reason is None else InfeasibleError(reason[0] + where + ".", *reason[1:])
 
-    def _data(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Points, weights, natural weights, bounds and right-hand sides over all leading dimensions."""
-        n, (lower, upper) = self.parts.variables, self.bounds
-        lead = broadcast(*(x.shape[:-1] for x in (z, self.weight, lower, upper, self.right)))
-        weight = self.weight
-        if self.system is not None and self.system.held is not None:
-            weight = weight.index_fill(-1, self.system.held, 0.0)
+    def _points(self, z: Tensor) -> Points:
+        """Everything over all leading dimensions."""
+        n, set_, weight = self.parts.variables, self.set, self.weight
+        lower, upper, right = set_.lower, set_.upper, set_.right
+        lead = broadcast(z.shape[:-1], weight.shape[:-1], lower.shape[:-1], upper.shape[:-1], right.shape[:-1])
+        system = set_.system
+        if system is not None and system.held is not None:
+            weight = weight.index_fill(-1, system.held, 0.0)
         natural = torch.maximum(weight, FLOOR * weight.amax(-1, keepdim=True)).detach()
         if self.extra:
-            own = self.lifting.natural(natural)
-            stiff = own * self.lifting.stiffness.to(own)
+            own = set_.lifting.natural(natural)
+            stiff = own * set_.lifting.stiffness.to(own)
             natural, weight = torch.cat([natural, own], -1), torch.cat([weight, stiff], -1)
             zeros = z.new_zeros(*lead, self.extra)
             z = torch.cat([z.expand(*lead, n), zeros], -1)
             lower = torch.cat([lower.expand(*lead, n), zeros], -1)
             upper = torch.cat([upper.expand(*lead, n), zeros + torch.inf], -1)
-        size = n + self.extra
-        z, weight, natural, lower, upper = (x.expand(*lead, size) for x in (z, weight, natural, lower, upper))
-        return z, weight, natural, lower, upper, self.right.expand(*lead, self.right.shape[-1])
+        if system is not None and system.core is None and system.pins is not None:
+            # Known values are all the rows there are: bounds of width 0.
+            known, pinned = system.substitute(z.expand(*lead, -1), right)[0], system.pins.variable
+            lower, upper = (x.expand(*lead, -1).index_copy(-1, pinned, known[..., pinned]) for x in (lower, upper))
+        size = (*lead, n + self.extra)
+        z, weight, natural, lower, upper = (x.expand(size) for x in (z, weight, natural, lower, upper))
+        return Points(z, weight, natural, lower, upper, right.expand(*lead, right.shape[-1]))
 
     @torch.no_grad()
-    def _faces(
-        self, point: Tensor, weight: Tensor, natural: Tensor, lower: Tensor, upper: Tensor, right: Tensor
-    ) -> Faces:
-        size = point.shape[-1]
-        assert self.system is not None
-        if self.system.core is None:
-            side = (point > upper).to(torch.int8) - (point < lower).to(torch.int8)
-            side = torch.where(lower == upper, torch.ones_like(side), side)
-            count = torch.ones(point.shape[:-1], dtype=torch.int64, device=point.device)
-            return Faces(side, point.clamp(lower, upper), count, count > 0, right)
-        if self.system.pins is not None:
-            pinned = self.system.pins.variable
-            point, right = self.system.substitute(point, right)
+    def _faces(self, points: Points) -> Faces:
+        system = self.set.system
+        assert system is not None
+        z, weight, lower, upper = points.z, points.weight, points.lower, points.upper
+        if system.core is None:
+            side = (z > upper).to(torch.int8) - (z < lower).to(torch.int8)
+            side = torch.where(equal_bounds(lower, upper), torch.ones_like(side), side)
+            count = torch.ones(z.shape[:-1], dtype=torch.int64, device=z.device)
+            return Faces(side, z.clamp(lower, upper), count, count > 0, points.right)
+        z, right = system.substitute(z, points.right)
+        if system.pins is not None:
+            pinned = system.pins.variable
             weight = weight.index_fill(-1, pinned, 0.0)
             lower, upper = lower.index_fill(-1, pinned, -torch.inf), upper.index_fill(-1, pinned, torch.inf)
-        else:
-            point, right = self.system.substitute(point, right)
-        costed = linear = None
+        size, costed, linear = z.shape[-1], None, None
         if self.extra:
-            costed = torch.arange(size, device=point.device) < self.parts.variables
-        if self.costs is not None:
-            costs = joined(self.costs)
+            costed = torch.arange(size, device=z.device) < self.parts.variables
+        if self.set.costs is not None:
+            costs = self.set.costs
             linear = torch.cat([costs.new_zeros(*costs.shape[:-1], self.parts.variables), costs], -1)
-            linear = linear.expand(*point.shape[:-1], size).reshape(-1, size)
-        data = [x.reshape(-1, x.shape[-1]) for x in (right, point, weight, natural, lower, upper)]
-        problem = QuadraticProblem(
-            self.system.core, data[0], data[1], data[2], data[3], data[4], data[5], costed, linear
-        )
-        if isinstance(self.system.core, DisjointRows) and self.costs is None:
+            linear = linear.expand(*z.shape[:-1], size).reshape(-1, size)
+        flat = (x.reshape(-1, x.shape[-1]) for x in (right, z, weight, points.natural, lower, upper))
+        right, z, weight, natural, lower, upper = flat
+        problem = QuadraticProblem(system.core, right, z, weight, natural, lower, upper, costed, linear)
+        if isinstance(system.core, DisjointRows) and self.set.costs is None:
             return single_row.solve(problem)
         return active_set.solve(problem)
 
-    def _tangent(self, free: Tensor, weight: Tensor, natural: Tensor, held: float = HELD) -> DiagonalTangent | None:
-        if self.system is None or self.system.core is None:
+    def _held(self, points: Points, faces: Faces, side: Tensor) -> Tensor:
+        """The points, with held variables at their bounds and auxiliary ones at their values: moving these is free."""
+        n, bound = self.parts.variables, torch.where(side < 0, points.lower, points.upper)
+        held = torch.where(side == 0, points.z, torch.where(torch.isfinite(bound), bound, 0.0))
+        if not self.extra:
+            return held
+        centre = faces.value.reshape(held.shape)[..., n:]
+        if self.set.costs is not None:
+            centre = centre - points.weight[..., n:] * self.set.costs
+        return torch.cat([held[..., :n], torch.where(side[..., n:] == 0, centre, held[..., n:])], -1)
+
+    def _tangent(self, free: Tensor, points: Points, held: float = HELD) -> DiagonalTangent | None:
+        system = self.set.lifting.face
+        if system is None or system.core is None:
             return None
-        system = LinearSystem.__new__(LinearSystem)
-        system.__dict__ = {**vars(self.system), "held": None}
-        return DiagonalTangent(system, Diagonal(torch.where(free, weight, held * natural)))
+        return DiagonalTangent(system, Diagonal(torch.where(free, points.weight, held * points.natural)))
 
 
 def censored_laws(parts: Parts, base: LocationScale, weight: Covariance, options: Options) -> CensoredMarginals:
     """The law projected on the linear equalities, if there are any, its marginals clipped at the bounds."""
-    loc, scale = base.loc, base.marginals.scale
+    loc, scale = base.loc, None
     if parts.linear is not None:
         _, loc, scale, _ = LinearProjector(parts.linear, weight.to(loc.dtype), options).moments(loc, base.cov)
-    lower, upper = parts.bounds(loc)
+    lower, upper = (-torch.inf, torch.inf) if parts.box is None else (parts.box.lower.to(loc), parts.box.upper.to(loc))
+    scale = base.marginals.scale if scale is None else scale
     return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
+
+
+def finished(
+    parts: Parts, z: Tensor, value: Tensor, tangent: Differential, steps: Tensor, settled: Tensor, local: bool = False
+) -> Solution:
+    """Points in the precision of z, never rounded out of their bounds, with their status.
+
+    Args:
+        parts: What they must satisfy.
+        z: The points that were projected, (*samples, *batch, n).
+        value: Their projections, clipped to the bounds, so that all but the bounds is checked.
+        tangent: At the projections.
+        steps: Taken for each point.
+        settled: Whether the solver came to an end.
+        local: Whether the set is not convex.
+    """
+    if z.dtype != value.dtype:
+        value = value.to(z.dtype)
+        if parts.box is not None:
+            lower, upper = parts.box.lower.to(value), parts.box.upper.to(value)
+            value = value + (value.detach().clamp(lower, upper) - value).detach()
+    residual = _relative_violation(parts, value.detach(), z.detach())
+    return Solution(value, tangent, Stats(steps, residual, settled & (residual <= TOLERANCE[z.dtype]), local))
+
+
+def _relative_violation(parts: Parts, value: Tensor, z: Tensor) -> Tensor:
+    """Of all parts but the bounds, relative to terms of at least a millionth of the points."""
+    size = torch.maximum(z.abs().amax(-1, keepdim=True), value.abs().amax(-1, keepdim=True))
+    worst = value.new_zeros(value.shape[:-1])
+    for part in (parts.linear, parts.nonlinear, *parts.inequalities, *parts.shapes, *parts.curved):
+        if part is not None:
+            worst = torch.maximum(worst, part.relative_violation(value, size))
+    return worst.nan_to_num(torch.inf)
 
 
 def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -236,8 +267,7 @@ class FaceTangent(Differential):
     def apply(self, x: Tensor) -> Tensor:
         if self.inner is None:
             return torch.where(self.free, x, 0.0)
-        found = self.inner.apply(self._padded(x))
-        return self._cut(found).to(x.dtype)
+        return self._cut(self.inner.apply(self._padded(x))).to(x.dtype)
 
     def transpose(self, x: Tensor) -> Tensor:
         if self.inner is None:

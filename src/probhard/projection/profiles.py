@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import broadcast
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, ShapeError, check_choice
 from probhard.laws.covariance import Diagonal
-from probhard.projection.base import TOLERANCE, Projector, Solution, Stats
+from probhard.projection.base import Projector, Solution, Stats
 from probhard.tangent.profiles import PooledTangent, Pooling
 
 SHAPES = ("increasing", "decreasing", "tv-penalty", "tv-bound")  # in the order of the kernels' numbers

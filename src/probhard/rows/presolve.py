@@ -6,7 +6,7 @@ more. Under any diagonal metric this equals the joint projection, and pinned var
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
@@ -20,7 +20,7 @@ from probhard.rows.maps import SparseMap
 RANK_TOLERANCE = 1e-10
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Wave(OnDevice):
     """Rows that pin one variable each, given the variables pinned before them."""
 
@@ -29,7 +29,7 @@ class Wave(OnDevice):
     known: SparseMap  # (k, pinned so far)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Pins(OnDevice):
     """Pinned variables, in the order in which they become known."""
 
@@ -37,13 +37,18 @@ class Pins(OnDevice):
     waves: tuple[Wave, ...]
     coupling: SparseMap  # (other rows, k): what the pinned variables contribute to the other rows
 
+    def renumbered(self, rows: np.ndarray) -> Pins:
+        """The same pins where row i is row ``rows[i]`` of a larger system."""
+        number = torch.from_numpy(rows.astype(np.int64))
+        return replace(self, waves=tuple(replace(wave, row=number[wave.row]) for wave in self.waves))
+
     def values(self, b: Tensor) -> Tensor:
         """Values (*batch, k) of the pinned variables for right-hand sides b (*batch, q)."""
-        found = b[..., :0]
+        values = b[..., :0]
         for wave in self.waves:
-            rest = b.index_select(-1, wave.row) - wave.known.apply(found)
-            found = torch.cat([found, rest / wave.coefficient], -1)
-        return found
+            rest = b.index_select(-1, wave.row) - wave.known.apply(values)
+            values = torch.cat([values, rest / wave.coefficient], -1)
+        return values
 
 
 def find_pins(matrix: sp.csr_array) -> tuple[Pins | None, np.ndarray, sp.csr_array, np.ndarray]:

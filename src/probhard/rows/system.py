@@ -17,7 +17,7 @@ weights cross too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,19 +80,31 @@ def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | N
     return NullRows(dense), None
 
 
+@dataclass(frozen=True, eq=False)
 class LinearSystem(OnDevice):
-    """Rows ``A u = b`` ready for projection; build it with ``of``, ``blocks`` or ``batched``."""
+    """Rows ``A u = b`` ready for projection; build it with ``of``, ``blocks`` or ``batched``.
 
-    def __init__(self, rows: SparseMap | DenseMap | Structure, core: Structure | None) -> None:
-        self.map = rows  # A as the caller wrote it
-        self.core = core  # what is solved; None if pins are all there is
-        self.pins: Pins | None = None
-        self.kept: Tensor | None = None  # the rows that reach the core, where not all do
-        self.transform: SparseMap | None = None  # right-hand sides of rewritten rows
-        self.held: Tensor | None = None  # variables that no projection may move
-        self.crossing: Crossing | None = None  # of trees, where the rows are one
-        self.redundancy: Redundancy | None = None
-        self.matrix: sp.csr_array | None = None
+    Args:
+        map: A as the caller wrote it.
+        core: What is solved; None if pins are all there is.
+        pins: Variables that rows fix outright.
+        kept: The rows that reach the core, where not all do.
+        transform: Right-hand sides of rewritten rows.
+        held: Variables that no projection may move.
+        crossing: Of trees, where the rows are one.
+        redundancy: Rows that repeat others and are left out.
+        matrix: All rows, where they are shared.
+    """
+
+    map: SparseMap | DenseMap | Structure
+    core: Structure | None
+    pins: Pins | None = None
+    kept: Tensor | None = None
+    transform: SparseMap | None = None
+    held: Tensor | None = None
+    crossing: Crossing | None = None
+    redundancy: Redundancy | None = None
+    matrix: sp.csr_array | None = None
 
     @classmethod
     def of(cls, matrix: sp.csr_array, held: np.ndarray | None = None) -> LinearSystem:
@@ -101,20 +113,17 @@ class LinearSystem(OnDevice):
         system = cls._of_full_rank(matrix, held)
         if system is None:
             independent, dependent, combination = dependent_rows(matrix.toarray())
+            system = cls._of_full_rank(sp.csr_array(matrix[independent]), held, proven=True)
+            assert system is not None
             if len(dependent):
-                system = cls._of_full_rank(sp.csr_array(matrix[independent]), held, proven=True)
-                assert system is not None
                 inner = np.arange(len(independent)) if system.kept is None else system.kept.numpy()
-                system.kept = torch.from_numpy(independent[inner].astype(np.int64))
-                if system.pins is not None:
-                    for wave in system.pins.waves:
-                        wave.row = torch.from_numpy(independent[wave.row.numpy()].astype(np.int64))
-                system.redundancy = Redundancy(dependent, independent, combination)
-            else:
-                system = cls._of_full_rank(matrix, held, proven=True)
-        assert system is not None
-        system.map, system.matrix = SparseMap(matrix), matrix
-        return system
+                system = replace(
+                    system,
+                    kept=torch.from_numpy(independent[inner].astype(np.int64)),
+                    pins=None if system.pins is None else system.pins.renumbered(independent),
+                    redundancy=Redundancy(dependent, independent, combination),
+                )
+        return replace(system, map=SparseMap(matrix), matrix=matrix)
 
     @classmethod
     def _of_full_rank(cls, matrix: sp.csr_array, held: np.ndarray | None, proven: bool = False) -> LinearSystem | None:
@@ -122,22 +131,17 @@ class LinearSystem(OnDevice):
         pins, others, rest, empty = find_pins(matrix)
         if len(empty):
             return None
-        core: Structure | None = None
-        transform: SparseMap | None = None
-        if len(others):
-            chosen = choose(rest, proven)
-            if chosen is None:
-                return None
-            core, transform = chosen
-        system = cls(SparseMap(matrix), core)
-        system.pins, system.transform = pins, transform
+        chosen = choose(rest, proven) if len(others) else (None, None)
+        if chosen is None:
+            return None
+        core, transform = chosen
+        kept, crossing = None, None
         if len(others) < matrix.shape[0]:
-            system.kept = torch.from_numpy(others.astype(np.int64))
+            kept = torch.from_numpy(others.astype(np.int64))
         elif core is not None and core.double and len(others) >= SPARSE_ROWS:
-            system.crossing = Crossing.find(matrix)
-        if held is not None and len(held):
-            system.held = torch.from_numpy(np.asarray(held, dtype=np.int64))
-        return system
+            crossing = Crossing.find(matrix)
+        fixed = None if held is None or not len(held) else torch.from_numpy(np.asarray(held, dtype=np.int64))
+        return cls(SparseMap(matrix), core, pins, kept, transform, fixed, crossing)
 
     @classmethod
     def blocks(cls, weights: Tensor, row_count: int) -> LinearSystem:
@@ -153,8 +157,7 @@ class LinearSystem(OnDevice):
     @classmethod
     def batched(cls, matrix: Tensor) -> LinearSystem:
         """One dense matrix per batch element, or one that gradients flow into."""
-        rows = DenseMap(matrix)
-        return cls(rows, DenseRows(matrix))
+        return cls(DenseMap(matrix), DenseRows(matrix))
 
     @property
     def row_count(self) -> int:
@@ -196,11 +199,8 @@ class LinearSystem(OnDevice):
         chosen = choose(matrix, proven=True)
         assert chosen is not None
         core, transform = chosen
-        system = LinearSystem(self.map, core)
-        system.transform, system.held, system.matrix = transform, self.held, self.matrix
-        if self.redundancy is not None:
-            system.kept = torch.from_numpy(used.astype(np.int64))
-        return system
+        kept = None if self.redundancy is None else torch.from_numpy(used.astype(np.int64))
+        return LinearSystem(self.map, core, None, kept, transform, self.held, matrix=self.matrix)
 
     def movable(self, weight: Tensor) -> Tensor:
         """Weights (*batch, n) with 0 for pinned and held variables."""
@@ -214,14 +214,29 @@ class LinearSystem(OnDevice):
         return x if self.pins is None else x.index_fill(-1, self.pins.variable, 0.0)
 
     def substitute(self, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace the pinned variables of z; return it with the core's right-hand side."""
-        core_b = b if self.kept is None else b.index_select(-1, self.kept)
-        if self.pins is not None:
-            values = self.pins.values(b)
-            core_b = core_b - self.pins.coupling.apply(values)
+        """Replace the pinned variables of z; return it with the core's right-hand side, both in the dtype of z."""
+        values, right = self.right_side(b, z)
+        if self.pins is not None and values is not None:
             shape = broadcast(z.shape[:-1], values.shape[:-1])
-            z = z.expand(*shape, -1).index_copy(-1, self.pins.variable, values.expand(*shape, -1).to(z.dtype))
-        return z, core_b if self.transform is None else self.transform.apply(core_b)
+            z = z.expand(*shape, -1).index_copy(-1, self.pins.variable, values.expand(*shape, -1))
+        return z, right
+
+    def right_side(self, b: Tensor, like: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Values of the pinned variables, and the core's right-hand side; those of the last constant b are kept."""
+        last = vars(self).get("_last_side") if checking() else None
+        key = (like.dtype, like.device)
+        if last is not None and last[0] is b and last[1] == (b._version, key):
+            return last[2]
+        side = b.to(like.device, like.dtype)
+        right = side if self.kept is None else side.index_select(-1, self.kept)
+        values = None
+        if self.pins is not None:
+            values = self.pins.values(side)
+            right = right - self.pins.coupling.apply(values)
+        right = right if self.transform is None else self.transform.apply(right)
+        if checking() and not b.requires_grad and not b.is_inference():
+            vars(self)["_last_side"] = b, (b._version, key), (values, right)
+        return values, right
 
     def factor(self, weight: Tensor) -> Factor:
         """Factor for weights (*batch, n); pinned and held variables get 0."""

@@ -43,6 +43,7 @@ class Tangent(Differential):
     core: Structure
     given: Covariance  # W as the metric gave it
     weight: Covariance  # ... in the working precision, 0 for variables that may not move
+    dtype: torch.dtype = torch.float64  # working precision
     known: Pins | None = None  # variables that rows pin outright, kept exact where all rows are solved together
 
     @abstractmethod
@@ -66,18 +67,12 @@ class Tangent(Differential):
     def shape(self) -> torch.Size:
         return self.weight.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Working precision."""
-        return self.weight.dtype
-
     def project(self, z: Tensor, b: Tensor) -> Tensor:
         """The nearest point to z (*samples, *batch, n) with ``A u = b``."""
-        b = b.to(z.device, self.dtype)
         point, right = self.system.substitute(z.to(self.dtype), b)
         value = self._nearest(point, right)
         if self.known is not None:
-            values = self.known.values(b)
+            values = self.known.values(b.to(point))
             value = value.index_copy(-1, self.known.variable, values.expand(*value.shape[:-1], -1))
         return value.to(z.dtype)
 
@@ -137,7 +132,8 @@ class DiagonalTangent(Tangent):
 
     def __init__(self, system: LinearSystem, weight: Diagonal) -> None:
         assert system.core is not None
-        like = weight.variance.new_empty(0, dtype=torch.float64 if system.core.double else weight.dtype)
+        variance = weight.variance
+        like = variance.new_empty(0, dtype=torch.float64 if system.core.double else variance.dtype)
         self.given = weight
         self.system = system.at(like)
         assert self.system.core is not None
@@ -145,8 +141,8 @@ class DiagonalTangent(Tangent):
         if isinstance(weight, Identity):
             self.factor = self.system.unit_factor(like)
         else:
-            self.factor = self.system.factor(weight.variance.to(like))
-        self.weight = Diagonal(self.factor.weight)
+            self.factor = self.system.factor(variance.to(like))
+        self.weight, self.dtype = Diagonal(self.factor.weight), like.dtype
 
     @property
     def conditioned(self) -> bool:
@@ -168,7 +164,7 @@ class DiagonalTangent(Tangent):
             scale = self.factor.quick_scale(self.system.free(cov.variance))
             if scale is not None:
                 return self.project(z, b), scale
-        point, right = self.system.substitute(z.to(self.dtype), b.to(z.device, self.dtype))
+        point, right = self.system.substitute(z.to(self.dtype), b)
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
 
@@ -192,7 +188,8 @@ class PinnedTangent(Tangent):
     """Every row pins one variable: the projection substitutes and moves nothing else."""
 
     def __init__(self, system: LinearSystem, weight: Covariance) -> None:
-        self.system, self.given, self.weight = system.at(weight.diagonal()), weight, weight
+        variance = weight.diagonal()
+        self.system, self.given, self.weight, self.dtype = system.at(variance), weight, weight, variance.dtype
 
     @property
     def conditioned(self) -> bool:
@@ -205,7 +202,7 @@ class PinnedTangent(Tangent):
         return self.weight.diagonal()[..., :0]
 
     def project(self, z: Tensor, b: Tensor) -> Tensor:
-        return self.system.substitute(z, b.to(z))[0]
+        return self.system.substitute(z, b)[0]
 
     def apply(self, x: Tensor) -> Tensor:
         return self.system.free(x)

@@ -115,9 +115,7 @@ def _part(values: dict[str, Any], at: str, arrays: Mapping[str, np.ndarray]) -> 
     if values["kind"] == "hierarchy":
         return Hierarchy(matrix, values["names"], values["tags"], [int(node) for node in held])
     if values["kind"] == "rows":
-        return LinearEquality.from_system(
-            LinearSystem.of(matrix, held), torch.from_numpy(arrays[at + "b"]), values["rank"]
-        )
+        return LinearEquality(LinearSystem.of(matrix, held), torch.from_numpy(arrays[at + "b"]), values["rank"])
     raise KeyError(values["kind"])
 
 

@@ -1,64 +1,19 @@
-"""Curved inequalities, ``g(u) <= 0``: the ball, and any smooth function."""
+"""The ball, ``|u - center|_2 <= radius``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from probhard._util.tensors import checking
-from probhard.constraints.base import Constraint, reals
-from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.nonlinear import NonlinearEquality, NonlinearInequality
 from probhard.errors import InfeasibleError, ParameterError
 
 
-class NonlinearInequality(Constraint):
-    """``fn(u, *args) <= 0`` for a smooth function.
-
-    Args:
-        fn: Maps u (*batch, n) and this batch's data to (*batch, p). Elements of the batch must not mix.
-        args: This batch's data, as in ``NonlinearEquality``.
-        convex: Whether each component is convex in u. If not, the nearest point found is a local one, and
-            ``Stats.local`` says so.
-        jacobian: Maps the same arguments to (*batch, p, n); by torch.func if not given.
-    """
-
-    def __init__(
-        self,
-        fn: Callable[..., Tensor],
-        args: tuple[Any, ...] = (),
-        convex: bool = True,
-        jacobian: Callable[..., Tensor] | None = None,
-    ) -> None:
-        self.function = NonlinearEquality(fn, args, jacobian)
-        self.convex = convex
-
-    @property
-    def variables(self) -> int | None:
-        """Any number that the function takes."""
-        return None
-
-    @property
-    def algorithm(self) -> str:
-        return "active sets over safeguarded SQP" + ("" if self.convex else ", local")
-
-    def excess(self, u: Tensor) -> Tensor:
-        return self.function.residual(u)
-
-    def excess_scale(self, u: Tensor) -> Tensor:
-        return self.function.scale(u)
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__ = {**self.__dict__, "function": self.function.to(*args, **kwargs)}
-        return twin
-
-    def __repr__(self) -> str:
-        return f"NonlinearInequality({self.function!r}, convex={self.convex})"
-
-
+@immutable
 class Ball(NonlinearInequality):
     """``|u - center|_2 <= radius``.
 
@@ -67,10 +22,12 @@ class Ball(NonlinearInequality):
         center: The origin unless given, (*batch, n).
     """
 
+    radius: Tensor
+    center: Tensor | None
+
     def __init__(self, radius: Any, center: Any = None) -> None:
-        self.radius = reals("The radius of the ball", radius)
-        self.center = None if center is None else reals("The center of the ball", center)
-        self.convex = True
+        center = None if center is None else reals("The center of the ball", center)
+        self._set(radius=reals("The radius of the ball", radius), center=center, convex=True)
         if checking():
             if not bool((self.radius >= 0).all()):
                 raise InfeasibleError(
@@ -83,7 +40,7 @@ class Ball(NonlinearInequality):
                     "The center of the ball has NaN or infinite entries.", "No point is near it.", "Check the center."
                 )
         middle = torch.zeros(1, dtype=torch.float64) if self.center is None else self.center
-        self.function = NonlinearEquality(_beyond, (self.radius.unsqueeze(-1), middle), _slope)
+        self._set(function=NonlinearEquality(_beyond, (self.radius.unsqueeze(-1), middle), _slope))
 
     @property
     def variables(self) -> int | None:
@@ -103,6 +60,9 @@ class Ball(NonlinearInequality):
     def excess_scale(self, u: Tensor) -> Tensor:
         size = u.norm(dim=-1) + self.radius.to(u)
         return (size if self.center is None else size + self.center.to(u).norm(dim=-1)).unsqueeze(-1)
+
+    def on_slices(self, slices: int, width: int) -> Constraint:
+        return Constraint.on_slices(self, slices, width)  # the norm of every slice has no smooth form at its centre
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         center = None if self.center is None else self.center.to(*args, **kwargs)
