@@ -43,11 +43,6 @@ def plain_dtype() -> torch.dtype:
     return torch.float32
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 

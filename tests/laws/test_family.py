@@ -48,11 +48,6 @@ def label(family: Family) -> str:
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=label)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def triple(n: int = 200, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     loc, y = (3 * torch.randn(n, dtype=torch.float64, generator=generator) for _ in range(2))
