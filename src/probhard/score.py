@@ -96,7 +96,7 @@ def nll(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def degenerate(dist: Any) -> Tensor:
-    """Coordinates of a forecast that are point masses, (*batch, n) bool: without a density, ``nll`` skips them."""
+    """Whether coordinates of a forecast are point masses, (*batch, n) bool; they have no density, so ``nll`` is 0."""
     return marginals(dist).degenerate
 
 

@@ -112,13 +112,21 @@ class LocationScale(td.Distribution):
         return LocationScale(self.loc * factor + shift, self.cov.scaled(factor), self.family, validate_args=False)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Reparameterised draws, (*sample_shape, *batch, n)."""
+        """Reparameterised draws, which carry gradients.
+
+        Args:
+            sample_shape: Leading dimensions of the draws.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            Draws, (*sample_shape, *batch, n).
+        """
         shape = (*Size(sample_shape), *self.batch_shape)
         noise = self.family.sample(shape, self.cov.root_size, self.loc.dtype, self.loc.device, generator)
         return self.loc + self.cov.root(noise)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draws without gradient, (*sample_shape, *batch, n)."""
+        """Draws without gradient; arguments and shape as of ``rsample``."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator)
 

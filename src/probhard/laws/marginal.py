@@ -14,7 +14,7 @@ from probhard.laws.family import NORMAL, Family
 
 
 class Marginals(td.Distribution):
-    """The one-dimensional laws of the coordinates.
+    """The one-dimensional laws of the coordinates; arguments of methods broadcast with (*batch, n).
 
     Args:
         loc: Location, (*batch, n).
@@ -85,7 +85,15 @@ class Marginals(td.Distribution):
         return self.family.log_density(self.standardised(value)) - self.scale.log()
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws of each coordinate, (*sample_shape, *batch, n)."""
+        """Independent draws of each coordinate, which carry gradients.
+
+        Args:
+            sample_shape: Leading dimensions of the draws.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            Draws, (*sample_shape, *batch, n).
+        """
         shape = (*Size(sample_shape), *self.batch_shape)
         noise = self.family.independent().sample(shape[:-1], shape[-1], self.loc.dtype, self.loc.device, generator)
         return self.loc + self.scale * noise
