@@ -10,15 +10,21 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """One thread in every test file, even if a test before has changed their number."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def plain_dtype() -> torch.dtype:
-    """The dtype of plain tensors: float64; modules that name their dtypes override it."""
+    """The default dtype of tests: float64. Test files that name every dtype override it."""
     return torch.float64
 
 
 @pytest.fixture(autouse=True)
 def _default_dtype(plain_dtype):
-    """Set the default dtype and the seed, and put the dtype back after each test."""
+    """Set the default dtype and the seed, and restore the dtype after each test."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(plain_dtype)
     torch.manual_seed(0)

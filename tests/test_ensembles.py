@@ -190,9 +190,9 @@ def test_dropout_works_on_a_compiled_operator(compiler):
     expected = MCDropout(net, 3)(inputs)
     net.compile(backend="aot_eager")
     plain = net(inputs).mean
-    found = MCDropout(net, 3)(inputs)
-    assert torch.equal(found.mean, expected.mean)
-    assert not torch.allclose(found.mean, plain)
+    forecast = MCDropout(net, 3)(inputs)
+    assert torch.equal(forecast.mean, expected.mean)
+    assert not torch.allclose(forecast.mean, plain)
     torch.testing.assert_close(net(inputs).mean, plain)
 
 

@@ -18,7 +18,8 @@ from torch.autograd import gradcheck
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale, Marginals
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, student_t
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM
+from probhard.laws.student_t import student_t
 from probhard.score import (
     LEVELS,
     SCORES,
@@ -41,11 +42,6 @@ from probhard.score import (
 def plain_dtype() -> torch.dtype:
     """These tests name float64 where they need it."""
     return torch.float32
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

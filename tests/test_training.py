@@ -237,12 +237,12 @@ def test_the_constraint_waits_for_the_warm_up():
 
 
 def test_the_penalty_pulls_the_mean_to_the_constraint():
-    found = {}
+    violations = {}
     for penalty in (0.0, 1.0):
         method = ph.METHODS["softc"].replace(penalty=penalty)
         trainee, _ = trained(model(method, rate=0.0), Schedule(25, batch_size=10, lr=1e-2))
-        found[penalty] = total().violation(trainee.forecast(data(20, 2)[0]).mean).mean().item()
-    assert found[1.0] < 0.5 * found[0.0]
+        violations[penalty] = total().violation(trainee.forecast(data(20, 2)[0]).mean).mean().item()
+    assert violations[1.0] < 0.5 * violations[0.0]
 
 
 @pytest.mark.parametrize("method", sorted(ph.METHODS))
@@ -274,12 +274,12 @@ def test_data_of_any_form_train_alike():
         torch.utils.data.TensorDataset(inputs, target),
         Items(),
     ]
-    found = []
+    runs_of_forms = []
     for form in forms:
         trainee = model()
-        found.append((trainee, fit(trainee, form, validation, SCHEDULE, progress=False)))
-    for other in found[1:]:
-        assert_same(other, found[0])
+        runs_of_forms.append((trainee, fit(trainee, form, validation, SCHEDULE, progress=False)))
+    for other in runs_of_forms[1:]:
+        assert_same(other, runs_of_forms[0])
 
 
 def test_context_is_cut_into_batches_with_the_data():
@@ -367,8 +367,8 @@ if __name__ == "__main__":
     learned = ph.ConstrainedModel(Network(0.0), total(), ph.Method(metric, metric))
     _, warmed = trained(learned, Schedule(3, batch_size=10, warm_up=1), devices=2)
     rank = os.environ.get("LOCAL_RANK", "0")
-    found = {"history": done.history, "weights": [w.tolist() for w in weights(kept)], "metric": warmed.epochs}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    record = {"history": done.history, "weights": [w.tolist() for w in weights(kept)], "metric": warmed.epochs}
+    (folder / f"{rank}.json").write_text(json.dumps(record))
 """
 
 
@@ -378,12 +378,12 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     one, done = trained(model(rate=0.0))
     for rank in "01":
-        found = json.loads((tmp_path / "two" / f"{rank}.json").read_text())
-        for mine, its in zip(found["history"], done.history, strict=True):
+        record = json.loads((tmp_path / "two" / f"{rank}.json").read_text())
+        for mine, its in zip(record["history"], done.history, strict=True):
             assert mine == pytest.approx(its, rel=1e-9)
-        for mine, its in zip(found["weights"], weights(one)):
+        for mine, its in zip(record["weights"], weights(one)):
             torch.testing.assert_close(torch.tensor(mine), its, rtol=1e-7, atol=1e-10)
-        assert found["metric"] == 3
+        assert record["metric"] == 3
 
 
 RESUMED = """
@@ -400,8 +400,8 @@ if __name__ == "__main__":
     options = {"devices": devices, "directory": folder.parent / "kept", "callbacks": [count := Count()]}
     kept, done = trained(model(rate=0.0), constant, **options)
     rank = os.environ.get("LOCAL_RANK", "0")
-    found = {"history": done.history, "weights": [w.tolist() for w in weights(kept)], "trained": count.epochs}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    record = {"history": done.history, "weights": [w.tolist() for w in weights(kept)], "trained": count.epochs}
+    (folder / f"{rank}.json").write_text(json.dumps(record))
 """
 
 
@@ -415,11 +415,11 @@ def test_a_checkpoint_resumes_under_another_number_of_processes(runs, tmp_path):
         assert ran.returncode == 0, ran.stderr[-3000:]
     one, done = trained(model(rate=0.0), Schedule(6, batch_size=10, lr=1e-2, halvings=0))
     for rank in range(int(runs[-1][0])):
-        found = json.loads((tmp_path / runs[-1] / f"{rank}.json").read_text())
-        assert found["trained"] == 6 - int(runs[-2][2])
-        for mine, its in zip(found["history"], done.history, strict=True):
+        record = json.loads((tmp_path / runs[-1] / f"{rank}.json").read_text())
+        assert record["trained"] == 6 - int(runs[-2][2])
+        for mine, its in zip(record["history"], done.history, strict=True):
             assert mine == pytest.approx(its, rel=1e-9)
-        for mine, its in zip(found["weights"], weights(one)):
+        for mine, its in zip(record["weights"], weights(one)):
             torch.testing.assert_close(torch.tensor(mine), its, rtol=1e-7, atol=1e-10)
 
 

@@ -32,10 +32,11 @@ from probhard.errors import (
     RankError,
     ShapeError,
 )
-from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.marginals import CensoredMarginals
+from probhard.laws.student_t import student_t
 from probhard.method import METHODS, Method, Step
 from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
 from probhard.model import ConstrainedModel

@@ -19,9 +19,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import check_finite, checking
 from probhard.errors import ParameterError, ShapeError, check_choice
-from probhard.laws.covariance import Covariance, Dense, Diagonal, Identity, LowRank, check_finite
+from probhard.laws.covariance import Covariance, Dense, Diagonal, Identity, LowRank
 
 
 class Metric(nn.Module):

@@ -165,7 +165,7 @@ class ConstrainedModel(nn.Module):
         return self.forecast(batch).sample((n,), generator)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights and method to a file of plain tensors and values, atomically."""
+        """Write weights and method atomically to the file ``path``, as plain tensors and values."""
         target = Path(path)
         state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
         content = {

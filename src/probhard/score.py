@@ -18,23 +18,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributions as td
 
-from probhard._score.checks import (
+from probhard._score.parametric import (
     check_levels,
-    check_mask,
     check_samples,
     check_target,
+    crps,
+    degenerate,
     marginals_for,
     masked,
+    mse,
+    nll,
     observed,
     pair_count,
 )
-from probhard._score.skewed import skewed_crps
 from probhard._score.violation import ConstraintViolation, constraint_error
 from probhard._util.tensors import plain
-from probhard.errors import ParameterError, ShapeError
-from probhard.laws.distribution import marginals
+from probhard.errors import ShapeError
 
 __all__ = [
     "LEVELS",
@@ -55,74 +55,6 @@ __all__ = [
 ]
 
 LEVELS = tuple(k / 20 for k in range(1, 20))  # 0.05, ..., 0.95
-
-
-def crps(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Closed-form continuous ranked probability score, with finite gradients at any scale >= 0.
-
-    Args:
-        dist: A forecast over n variables; or torch's Gamma or Beta, for evaluation only.
-        y: Targets, (*batch, n).
-        mask: True where the target is observed, (*batch, n) bool.
-
-    Returns:
-        The score, (*batch, n).
-
-    Raises:
-        ParameterError: Also if an argument requires a gradient under a Gamma or Beta law.
-    """
-    base = dist.base_dist if isinstance(dist, td.Independent) else dist
-    if isinstance(base, td.Gamma | td.Beta):
-        return masked(skewed_crps(base, observed(y, mask, 0.5)), mask)
-    laws = marginals_for(dist, y)
-    return masked(laws.crps(observed(y, mask, laws.loc.detach())), mask)
-
-
-def nll(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Negative log density of the marginals; 0 for ``degenerate`` coordinates.
-
-    At a bound of a censored law it is the negative log of the point mass.
-
-    Args:
-        dist: A forecast over n variables.
-        y: Targets, (*batch, n).
-        mask: True where the target is observed, (*batch, n) bool.
-
-    Returns:
-        The score, (*batch, n).
-    """
-    check_mask(mask)
-    return marginals_for(dist, y).nll(y, mask)
-
-
-def degenerate(dist: Any) -> Tensor:
-    """Coordinates of a forecast that are point masses, (*batch, n) bool: without a density, ``nll`` skips them."""
-    return marginals(dist).degenerate
-
-
-def mse(dist: Any, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Squared error of the mean.
-
-    Args:
-        dist: A forecast over n variables.
-        y: Targets, (*batch, n).
-        mask: True where the target is observed, (*batch, n) bool.
-
-    Returns:
-        The score, (*batch, n).
-
-    Raises:
-        ParameterError: Also if ``dist`` is a tensor.
-    """
-    if isinstance(dist, Tensor):
-        raise ParameterError(
-            f"mse got a tensor of shape {tuple(dist.shape)}.",
-            "It could hold means or draws.",
-            "Pass a distribution or (mean, stddev); the error of a point forecast is (point - y).square().",
-        )
-    mean = dist.mean if hasattr(dist, "mean") else marginals_for(dist, y).mean
-    check_target(mean.shape, y)
-    return masked((observed(y, mask, mean.detach()) - mean).square(), mask)
 
 
 def crps_ensemble(

@@ -17,7 +17,7 @@ from probhard.cli import main
 from probhard.forecasting import HierarchicalForecaster
 from probhard.forecasting.forecaster import HierarchicalForecaster as Forecaster
 from probhard.forecasting.report import backtest as module
-from probhard.laws.family import student_t
+from probhard.laws.student_t import student_t
 
 TINY = "{num_batches_per_epoch: 2, batch_size: 4, hidden_size: 4, context_length: 6, num_samples: 40, calibrate: false}"
 KEYS = ["--keys", "state,region", "--horizon", "6", "--epochs", "1"]

@@ -585,7 +585,7 @@ def test_methods_run_on_a_hierarchy_of_non_negative_series(method):
         assert ph.constraint_error(constraint, forecast).largest < 1e-9
         assert not forecast.feasible
     elif method == "probconserv":
-        assert ph.constraint_error(constraint.linear, draws).largest < 1e-9
+        assert ph.constraint_error(constraint.linear_part(), draws).largest < 1e-9
         assert (draws < 0).any()
     else:
         assert constraint.violation(draws).max() > 0.1

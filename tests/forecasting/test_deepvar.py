@@ -444,7 +444,7 @@ def test_saved_predictors_are_the_same_and_plain(tmp_path):
         loaded = load(tmp_path / "saved")
         found = next(iter(loaded.predict([entry(y)]))).samples
         np.testing.assert_array_equal(found, expected)
-    stored = loaded.network.constraint.linear
+    stored = loaded.network.constraint.linear_part()
     assert stored.names == tuple(names)
     assert stored.tags == hierarchy.tags
 

@@ -16,9 +16,10 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.censored import CensoredMarginals
 from probhard.laws.distribution import Marginals
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.marginals import CensoredMarginals
+from probhard.laws.student_t import student_t
 from probhard.laws.tails import TAILS, tail_of
 from probhard.score import coverage, crps, crps_ensemble, degenerate, nll, pit
 
@@ -147,9 +148,9 @@ def test_without_bounds_it_is_the_plain_law(family):
         torch.testing.assert_close(getattr(free, name), getattr(plain, name), rtol=1e-12, atol=1e-14)
     level = torch.rand(60)
     assert torch.equal(free.icdf(level), plain.icdf(level))
-    given = leaves(loc, scale, y)
-    expected = torch.autograd.grad(family.crps(*given).sum(), given)
-    result = torch.autograd.grad(CensoredMarginals(*given[:2], family).crps(given[2]).sum(), given)
+    variables = leaves(loc, scale, y)
+    expected = torch.autograd.grad(family.crps(*variables).sum(), variables)
+    result = torch.autograd.grad(CensoredMarginals(*variables[:2], family).crps(variables[2]).sum(), variables)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -317,9 +318,9 @@ def test_zero_scale_is_a_point_mass(family, dtype):
     assert law.log_prob(centre).tolist() == [0.0, INF, 0.0, 0.0, 0.0, INF, INF, 0.0]
     outputs = (law.mean, law.variance, law.stddev, law.crps(y), law.nll(y), law.cdf(y), law.pit(y))
     outputs = (*outputs, law.icdf(torch.tensor(0.3, dtype=dtype)))
-    given = (loc, scale, lower, upper, y)
+    variables = (loc, scale, lower, upper, y)
     for output in outputs:
-        for gradient in torch.autograd.grad(output.sum(), given, allow_unused=True, retain_graph=True):
+        for gradient in torch.autograd.grad(output.sum(), variables, allow_unused=True, retain_graph=True):
             assert gradient is None or gradient.isfinite().all()
 
 
@@ -504,8 +505,8 @@ def test_functional_transforms(family):
         law = CensoredMarginals(loc, scale, family, lower, upper)
         return law.crps(y) + law.mean + law.variance
 
-    given = leaves(*parts)
-    expected = torch.autograd.grad(score(*given).sum(), given)
+    variables = leaves(*parts)
+    expected = torch.autograd.grad(score(*variables).sum(), variables)
     torch.testing.assert_close(torch.func.vmap(score)(*parts), score(*parts))
     for position in range(5):
         for transform in (torch.func.jacrev, torch.func.jacfwd):

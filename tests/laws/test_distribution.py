@@ -1,8 +1,6 @@
-"""Covariances against their dense twins, and location-scale laws against torch, scipy and their own draws."""
+"""Location-scale laws against torch, scipy and their own draws: moments, draws, densities, shapes."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -10,202 +8,28 @@ import scipy.stats
 import torch
 from torch import distributions as td
 
+from law_cases import (
+    DOUBLE,
+    FAMILIES,
+    KINDS,
+    SCIPY,
+    UNIT_VARIANCE,
+    N,
+    covariance,
+    each_batch,
+    each_family,
+    each_kind,
+    normal,
+    same,
+)
 from probhard import (
-    DPPL,
-    LAPLACE,
-    LOGISTIC,
-    NORMAL,
-    UNIFORM,
-    Dense,
     Diagonal,
-    LinearEquality,
     LocationScale,
     LowRank,
     Marginals,
     ParameterError,
-    ProjectedCovariance,
-    ShapeError,
-    as_location_scale,
-    marginals,
     student_t,
 )
-from probhard.laws.covariance import matvec, safe_sqrt
-
-DOUBLE = torch.float64
-N = 4
-FAMILIES = {
-    "normal": NORMAL,
-    "laplace": LAPLACE,
-    "logistic": LOGISTIC,
-    "uniform": UNIFORM,
-    "t": student_t(7.0),
-    "independent t": student_t(7.0).independent(),
-    "independent laplace": LAPLACE.independent(),
-}
-UNIT_VARIANCE = {
-    "normal": 1.0,
-    "laplace": 2.0,
-    "logistic": math.pi**2 / 3,
-    "uniform": 1 / 3,
-    "t": 7 / 5,
-    "independent t": 7 / 5,
-    "independent laplace": 2.0,
-}
-SCIPY = {
-    "normal": scipy.stats.norm,
-    "laplace": scipy.stats.laplace,
-    "logistic": scipy.stats.logistic,
-    "uniform": lambda loc, scale: scipy.stats.uniform(loc - scale, 2 * scale),
-    "t": lambda loc, scale: scipy.stats.t(7, loc, scale),
-    "independent t": lambda loc, scale: scipy.stats.t(7, loc, scale),
-    "independent laplace": scipy.stats.laplace,
-}
-KINDS = ["diagonal", "stddev", "low rank", "dense", "projected"]
-each_kind = pytest.mark.parametrize("kind", KINDS)
-each_family = pytest.mark.parametrize("name", FAMILIES)
-each_batch = pytest.mark.parametrize("batch", [(), (3,), (2, 3)], ids=str)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
-
-
-def covariance(kind: str, batch: tuple[int, ...] = (), n: int = N, seed: int = 0):
-    """A covariance and the dense matrix it stands for, computed here."""
-    positive = normal(*batch, n, seed=seed).abs() + 0.3
-    if kind == "diagonal":
-        return Diagonal(positive), torch.diag_embed(positive)
-    if kind == "stddev":
-        return Diagonal.from_stddev(positive), torch.diag_embed(positive**2)
-    if kind == "low rank":
-        factor = normal(*batch, n, 2, seed=seed + 1)
-        return LowRank(factor, positive), factor @ factor.mT + torch.diag_embed(positive)
-    root = normal(*batch, n, n, seed=seed + 2).tril(-1) + torch.diag_embed(positive)
-    if kind == "dense":
-        return Dense(root), root @ root.mT
-    rows = normal(2, n, seed=seed + 3)
-    base = Dense(root)
-    projected = DPPL("orthogonal")(LocationScale(normal(*batch, n), base), LinearEquality(rows)).cov
-    assert isinstance(projected, ProjectedCovariance)
-    P = torch.eye(n, dtype=DOUBLE) - torch.linalg.pinv(rows) @ rows
-    return projected, P @ (root @ root.mT) @ P.mT
-
-
-def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-11) -> None:
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-# --------------------------------------------------------------------------------------------------- covariances
-
-
-@each_kind
-@each_batch
-def test_products_are_those_of_the_dense_matrix(kind, batch):
-    cov, dense = covariance(kind, batch)
-    assert cov.shape == (*batch, N)
-    assert (cov.dtype, cov.device.type) == (DOUBLE, "cpu")
-    same(cov.dense(), dense)
-    same(cov.diagonal(), dense.diagonal(dim1=-2, dim2=-1))
-    cov.validate()
-    for leading in [(), (5,), (5, 2)]:
-        x = normal(*leading, *batch, N, seed=9)
-        same(cov.apply(x), (dense @ x.unsqueeze(-1)).squeeze(-1))
-    columns = normal(*batch, N, 3, seed=10)
-    same(cov.matmul(columns), dense @ columns)
-    vector = normal(N, seed=11)
-    same(cov.matmul(vector), dense @ vector)
-
-
-@each_kind
-@each_batch
-def test_root_times_its_transpose_is_the_matrix(kind, batch):
-    cov, dense = covariance(kind, batch)
-    eye = torch.eye(cov.root_size, dtype=DOUBLE).expand(*batch, -1, -1)
-    root = cov.root_matmul(eye)  # (*batch, n, root)
-    assert root.shape == (*batch, N, cov.root_size)
-    same(root @ root.mT, dense)
-    noise = normal(6, *batch, cov.root_size, seed=12)
-    same(cov.root(noise), (root @ noise.unsqueeze(-1)).squeeze(-1))
-
-
-@each_kind
-@pytest.mark.parametrize("columns", [1, 2, 3])
-def test_matmul_broadcasts_as_torch_does(kind, columns):
-    cov, dense = covariance(kind, (3,))
-    shared = normal(N, columns, seed=13)  # one right-hand side for the whole batch
-    same(cov.matmul(shared), dense @ shared)
-    eye = torch.eye(cov.root_size, dtype=DOUBLE)
-    root = cov.root_matmul(eye)
-    same(root @ root.mT, dense)
-
-
-@each_kind
-@each_batch
-def test_scaling_both_sides(kind, batch):
-    cov, dense = covariance(kind, batch)
-    for scale in (normal(N, seed=14), normal(*batch, N, seed=15)):
-        assert (scale < 0).any()
-        twice = cov.scaled(scale).scaled(scale)
-        same(cov.scaled(scale).dense(), scale.unsqueeze(-1) * dense * scale.unsqueeze(-2))
-        same(cov.scaled(scale).diagonal(), scale**2 * dense.diagonal(dim1=-2, dim2=-1))
-        same(twice.dense(), scale.unsqueeze(-1) ** 2 * dense * scale.unsqueeze(-2) ** 2)
-
-
-@pytest.mark.parametrize("kind", KINDS[:-1])
-@each_batch
-def test_quadratic_and_log_determinant(kind, batch):
-    cov, dense = covariance(kind, batch)
-    same(cov.log_determinant(), torch.logdet(dense))
-    for leading in [(), (5,)]:
-        x = normal(*leading, *batch, N, seed=16)
-        same(cov.quadratic(x), (x * torch.linalg.solve(dense, x.unsqueeze(-1)).squeeze(-1)).sum(-1))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_to_changes_the_dtype_only(kind):
-    cov, dense = covariance(kind, (2,))
-    single = cov.to(torch.float32)
-    assert type(single) is type(cov)
-    assert single.dtype == single.dense().dtype == torch.float32
-    torch.testing.assert_close(single.dense(), dense.float(), rtol=1e-5, atol=1e-5)
-
-
-def test_low_rank_broadcasts_its_parts():
-    factor, diagonal = normal(N, 2), normal(3, N, seed=1).abs() + 0.1
-    cov = LowRank(factor, diagonal)
-    dense = factor @ factor.mT + torch.diag_embed(diagonal)
-    assert cov.shape == (3, N)
-    same(cov.dense(), dense)
-    same(cov.diagonal(), dense.diagonal(dim1=-2, dim2=-1))
-
-
-def test_matvec_for_every_pair_of_batches():
-    for batch in [(), (3,), (2, 3)]:
-        matrix = normal(*batch, 2, N)
-        for shape in [(N,), (*batch, N), (5, *batch, N), (6, 5, *batch, N)]:
-            x = normal(*shape, seed=1)
-            same(matvec(matrix, x), (matrix @ x.unsqueeze(-1)).squeeze(-1))
-
-
-def test_safe_sqrt_has_no_infinite_gradient():
-    x = torch.tensor([4.0, 0.25, 0.0, -1.0], dtype=DOUBLE, requires_grad=True)
-    root = safe_sqrt(x)
-    root.sum().backward()
-    assert root.tolist() == [2.0, 0.5, 0.0, 0.0]
-    assert x.grad.tolist() == [0.25, 1.0, 0.0, 0.0]
-
-
-def test_a_zero_stddev_keeps_its_gradient():
-    stddev = torch.tensor([0.0, 1.0], dtype=DOUBLE, requires_grad=True)
-    Diagonal.from_stddev(stddev).root(torch.tensor([3.0, 5.0], dtype=DOUBLE)).sum().backward()
-    assert stddev.grad.tolist() == [3.0, 5.0]
-
 
 # ------------------------------------------------------------------------------------------------- moments
 
@@ -369,13 +193,13 @@ def test_student_density_with_one_df_per_batch_element():
     cov, dense = covariance("dense", (3,))
     loc, y = normal(3, N, seed=36), normal(3, N, seed=37)
     df = torch.tensor([[3.0], [5.0], [20.0]], dtype=DOUBLE)
-    found = LocationScale(loc, cov, student_t(df)).log_prob(y)
+    density = LocationScale(loc, cov, student_t(df)).log_prob(y)
     expected = [
         scipy.stats.multivariate_t(loc[i].numpy(), dense[i].numpy(), df=float(df[i])).logpdf(y[i].numpy())
         for i in range(3)
     ]
-    assert found.shape == (3,)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert density.shape == (3,)
+    np.testing.assert_allclose(density, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["independent t", "independent laplace", "logistic", "uniform"])
@@ -384,8 +208,8 @@ def test_density_of_a_product_is_the_sum_of_its_marginals(name):
     loc = normal(2, N, seed=38)
     y = loc + 0.3 * dense.diagonal(dim1=-2, dim2=-1).sqrt()
     oracle = SCIPY[name](loc.numpy(), dense.diagonal(dim1=-2, dim2=-1).sqrt().numpy())
-    found = LocationScale(loc, cov, FAMILIES[name]).log_prob(y)
-    np.testing.assert_allclose(found, oracle.logpdf(y.numpy()).sum(-1), rtol=1e-9)
+    density = LocationScale(loc, cov, FAMILIES[name]).log_prob(y)
+    np.testing.assert_allclose(density, oracle.logpdf(y.numpy()).sum(-1), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["laplace", "logistic", "uniform", "independent t", "independent laplace"])
@@ -421,158 +245,3 @@ def test_moments_have_the_shape_of_the_law(kind):
         for moment in (law.mean, law.variance, law.stddev, law.marginals.mean, law.marginals.variance):
             assert moment.shape == (3, N)
         same(law.variance[2], dense.diagonal())
-
-
-# ------------------------------------------------------------------------------------------ reading other laws
-
-LOC, SCALE = normal(3, N, seed=40), normal(3, N, seed=41).abs() + 0.2
-ROOT = normal(3, N, N, seed=42).tril(-1) + torch.diag_embed(SCALE)
-READ = {  # a law, its family's name, whether it is exact
-    "normal": (td.Normal(LOC, SCALE), "normal", True),
-    "independent normal": (td.Independent(td.Normal(LOC, SCALE), 1), "normal", True),
-    "mvn": (td.MultivariateNormal(LOC, scale_tril=ROOT), "normal", True),
-    "mvn by covariance": (td.MultivariateNormal(LOC, ROOT @ ROOT.mT), "normal", True),
-    "mvn by precision": (td.MultivariateNormal(LOC, precision_matrix=ROOT @ ROOT.mT), "normal", True),
-    "low-rank mvn": (td.LowRankMultivariateNormal(LOC, ROOT[..., :2], SCALE), "normal", True),
-    "student": (td.StudentT(5.0, LOC, SCALE), "student-t", False),
-    "student by tensor": (td.StudentT(torch.full((3, N), 5.0, dtype=DOUBLE), LOC, SCALE), "student-t", False),
-    "students": (td.StudentT(SCALE + 2.5, LOC, SCALE), "student-t", False),
-    "independent student": (td.Independent(td.StudentT(4.0, LOC, SCALE), 1), "student-t", False),
-    "laplace": (td.Laplace(LOC, SCALE), "laplace", False),
-    "uniform": (td.Uniform(LOC, LOC + SCALE), "uniform", False),
-    "independent uniform": (td.Independent(td.Uniform(LOC, LOC + SCALE), 1), "uniform", False),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_reading_torch_distributions(name):
-    dist, family, exact = READ[name]
-    law = as_location_scale(dist)
-    assert (law.batch_shape, law.event_shape) == ((3,), (N,))
-    assert (law.family.name, law.exact) == (family, exact)
-    same(law.mean, dist.mean)
-    same(law.variance, dist.variance)
-    y = dist.mean + 0.1 * dist.stddev
-    density = dist.log_prob(y)
-    same(law.log_prob(y), density if density.shape == (3,) else density.sum(-1))
-    if not hasattr(dist, "covariance_matrix"):
-        plain = dist.base_dist if isinstance(dist, td.Independent) else dist
-        same(law.marginals.log_prob(y), plain.log_prob(y))
-        if isinstance(plain, td.Normal | td.Laplace | td.Uniform):
-            same(law.marginals.cdf(y), plain.cdf(y))
-    else:
-        same(law.cov.dense(), dist.covariance_matrix)
-
-
-def test_reading_a_pair():
-    law = as_location_scale((LOC, SCALE))
-    assert law.family == NORMAL
-    same(law.mean, LOC)
-    same(law.stddev, SCALE)
-    assert law.cov.stddev is SCALE
-    same(as_location_scale([LOC, SCALE]).variance, SCALE**2)
-    same(as_location_scale((LOC, SCALE[0])).log_prob(LOC), td.Normal(LOC, SCALE[0]).log_prob(LOC).sum(-1))
-
-
-def test_reading_itself_and_a_projected_law():
-    law = LocationScale(LOC, Diagonal(SCALE), LAPLACE)
-    assert as_location_scale(law) is law
-    projected = DPPL()(law, LinearEquality(torch.ones(1, N, dtype=DOUBLE), 1.0))
-    read = as_location_scale(projected)
-    assert read.family == LAPLACE
-    assert read.exact is projected.exact is True
-    same(read.mean, projected.mean)
-    same(read.variance, projected.variance)
-    same(marginals(read).cdf(LOC), marginals(projected).cdf(LOC))
-    assert DPPL()(td.Laplace(LOC, SCALE), LinearEquality(torch.ones(1, N, dtype=DOUBLE))).exact is False
-
-
-def test_a_constant_df_becomes_a_number():
-    assert as_location_scale(td.StudentT(5.0, LOC, SCALE)).family == student_t(5.0).independent()
-    varied = as_location_scale(td.StudentT(SCALE + 2.5, LOC, SCALE)).family
-    same(varied.df, SCALE + 2.5)
-
-
-@pytest.mark.parametrize("shape", [(), (3, N)], ids=str)
-def test_a_trained_df_is_refused_however_it_is_shaped(shape):
-    df = torch.full(shape, 5.0, dtype=DOUBLE, requires_grad=True)
-    with pytest.raises(ParameterError, match="gradient"):
-        as_location_scale(td.StudentT(df, LOC, SCALE))
-
-
-def test_reading_gpytorch():
-    gpytorch = pytest.importorskip("gpytorch")
-
-    class Curve(gpytorch.models.ExactGP):
-        def __init__(self, x, y, likelihood):
-            super().__init__(x, y, likelihood)
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    x = torch.linspace(0, 1, 8, dtype=DOUBLE)
-    y = torch.sin(6 * x)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    model = Curve(x, y, likelihood).double()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.2)
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    for _ in range(20):
-        optimizer.zero_grad()
-        (-objective(model(x), y)).backward()
-        optimizer.step()
-    model.eval(), likelihood.eval()
-    with torch.no_grad():
-        posterior = likelihood(model(torch.linspace(0.05, 0.95, 5, dtype=DOUBLE)))
-    law = as_location_scale(posterior)
-    assert (law.family, law.exact) == (NORMAL, True)
-    same(law.mean, posterior.mean)
-    same(law.cov.dense(), posterior.covariance_matrix, 1e-8)
-    row = torch.ones(1, 5, dtype=DOUBLE)
-    projected = DPPL()(posterior, LinearEquality(row, 2.0))
-    sigma = posterior.covariance_matrix
-    gain = sigma @ row.mT / (row @ sigma @ row.mT)
-    same(projected.mean, posterior.mean - gain[:, 0] * (posterior.mean.sum() - 2.0), 1e-8)
-    same(projected.cov.dense(), sigma - gain @ row @ sigma, 1e-8)
-
-
-def test_several_tasks_of_gpytorch_are_refused():
-    gpytorch = pytest.importorskip("gpytorch")
-    tasks = gpytorch.distributions.MultitaskMultivariateNormal(
-        torch.zeros(3, 2, dtype=DOUBLE), torch.eye(6, dtype=DOUBLE)
-    )
-    with pytest.raises(ShapeError, match=r"\(3, 2\)"):
-        as_location_scale(tasks)
-
-
-# ------------------------------------------------------------------------------------ projected covariances
-
-
-@pytest.mark.parametrize("kind", KINDS[:-1])
-@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
-@pytest.mark.parametrize("name", ["normal", "t"])
-def test_projected_covariance_is_the_dense_one(kind, metric, name):
-    cov, dense = covariance(kind, (2,), n=6)
-    rows, right = normal(2, 6, seed=50), normal(2, 2, seed=51)
-    law = LocationScale(normal(2, 6, seed=52), cov, FAMILIES[name])
-    projected = DPPL(metric)(law, LinearEquality(rows, right))
-    W = dense if metric == "oblique" else torch.eye(6, dtype=DOUBLE)
-    gain = W @ rows.mT @ torch.linalg.inv(rows @ W @ rows.mT)
-    P = torch.eye(6, dtype=DOUBLE) - gain @ rows
-    truth = P @ dense @ P.mT
-    found = projected.cov
-    assert isinstance(found, ProjectedCovariance)
-    same(projected.mean, law.mean - (gain @ (rows @ law.mean.unsqueeze(-1) - right.unsqueeze(-1))).squeeze(-1))
-    same(found.dense(), truth)
-    same(found.diagonal(), truth.diagonal(dim1=-2, dim2=-1))
-    same(projected.variance, truth.diagonal(dim1=-2, dim2=-1) * UNIT_VARIANCE[name])
-    x = normal(4, 2, 6, seed=53)
-    same(found.apply(x), (truth @ x.unsqueeze(-1)).squeeze(-1))
-    same(rows @ found.dense(), torch.zeros(2, 2, 6, dtype=DOUBLE))
-    rescaled = projected.as_location_scale().affine(-2.0, 1.0)
-    same(rescaled.cov.dense(), 4 * truth)
-    same(rescaled.mean, 1 - 2 * projected.mean)
-    eye = torch.eye(found.root_size, dtype=DOUBLE).expand(2, -1, -1)
-    root = found.root_matmul(eye)
-    same(root @ root.mT, truth)

@@ -14,7 +14,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.student_t import student_t
 
 
 @pytest.fixture
@@ -46,11 +47,6 @@ def label(family: Family) -> str:
 
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=label)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def triple(n: int = 200, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

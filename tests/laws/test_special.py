@@ -31,11 +31,6 @@ def plain_dtype() -> torch.dtype:
 DEGREES = (0.5, 2.1, 3.0, 5.0, 10.0, 30.0, 100.0, 1e3, 1e4)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def points() -> torch.Tensor:
     size = torch.cat(
         [torch.logspace(-8, 8, 801, dtype=torch.float64), torch.linspace(0.01, 12, 801, dtype=torch.float64)]

@@ -80,7 +80,7 @@ def test_product_mass_is_the_integral_of_the_interpolated_pressure():
     field = torch.cat([torch.zeros(4), values])
     law = porous_medium_flux(problem, m)
     other = porous_medium_flux(problem, m, "trapezoid")
-    found = law.residual(field) - other.residual(field) + problem.weights @ values
+    gap = law.residual(field) - other.residual(field) + problem.weights @ values
 
     def root(x):
         cell = min(int(3 * x), 2)
@@ -89,7 +89,7 @@ def test_product_mass_is_the_integral_of_the_interpolated_pressure():
         return math.copysign(abs(pressure) ** (1 / m), pressure)
 
     expected, _ = scipy.integrate.quad(root, 0, 1, points=[1 / 3, 2 / 3], limit=400)
-    assert abs(float(found) - expected) < 1e-7
+    assert abs(float(gap) - expected) < 1e-7
 
 
 def test_time_weights_integrate_the_known_boundary_value():
@@ -167,14 +167,14 @@ def test_gradients_with_exact_curvature_are_those_of_finite_differences(mass):
 def test_variances_of_block_rows_against_dense_algebra(same):
     """``diag(P S P^T)`` with ``P = I - W J^T (J W J^T)^-1 J``, and its gradients."""
     u = SMALL.solution(EXPONENTS).flatten(-2) + 0.1 * torch.rand(3, 125)
-    found = porous_medium_flux(SMALL, EXPONENTS).jacobian_rows(u)
+    rows = porous_medium_flux(SMALL, EXPONENTS).jacobian_rows(u)
     weight = (0.5 + torch.rand(3, 125)).requires_grad_()
     spread = weight if same else (0.5 + torch.rand(3, 125)).requires_grad_()
-    matrix = found.dense()
+    matrix = rows.dense()
     pushed = matrix * weight.unsqueeze(-2)
     tangent = torch.eye(125) - pushed.mT @ torch.linalg.solve(pushed @ matrix.mT, matrix)
     expected = (tangent.square() * spread.unsqueeze(-2)).sum(-1)
-    variance = found.factor(weight).variance(spread)
+    variance = rows.factor(weight).variance(None if same else spread)
     torch.testing.assert_close(variance, expected, rtol=1e-10, atol=1e-12)
     probe, leaves = torch.randn(3, 125), (weight,) if same else (weight, spread)
     gradients = (torch.autograd.grad((probe * x).sum(), leaves, retain_graph=True) for x in (variance, expected))

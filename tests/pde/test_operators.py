@@ -144,10 +144,10 @@ def test_compiled_equals_eager_and_copies_are_their_own(compiler, backend):
     net.compile(backend=backend)
     for shape in ((3, 3, 9), (5, 3, 9)):
         inputs = torch.randn(shape)
-        found, expected = net(inputs), eager(inputs)
-        torch.testing.assert_close(found.mean, expected.mean, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(found.variance, expected.variance, rtol=1e-12, atol=1e-12)
-    for law in (found, expected):
+        compiled, expected = net(inputs), eager(inputs)
+        torch.testing.assert_close(compiled.mean, expected.mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(compiled.variance, expected.variance, rtol=1e-12, atol=1e-12)
+    for law in (compiled, expected):
         (law.mean.sum() + law.variance.sum()).backward()
     for mine, other in zip(net.parameters(), eager.parameters()):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-10, atol=1e-10)

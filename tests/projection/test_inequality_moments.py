@@ -217,7 +217,7 @@ def test_censored_moments_with_equalities_are_near_those_of_draws(name, metric):
     stddev = 0.3 * torch.ones(3, n)
     projected = ph.DPPL(metric)((loc, stddev), constraint)
     mean, variance, mean_error, _ = moments(projected, 100_000)
-    rows = constraint.resolve(n).linear
+    rows = constraint.resolve(n).linear_part()
     unit = ph.DPPL(metric)((loc, stddev), rows).variance.sqrt()  # without bounds
     gap = ((projected.mean - mean).abs() - 5 * mean_error) / unit
     spread = (projected.variance.sqrt() - variance.sqrt()).abs() / unit

@@ -382,11 +382,11 @@ def test_half_precision_points_come_back_in_float32(constraints):
 @pytest.mark.parametrize("bounded", [False, True])
 def test_the_oblique_projection_of_a_tree_runs_its_fused_kernel(dtype, bounded, monkeypatch):
     """A cast must not change the path: the README's example runs one compiled sweep in both precisions."""
-    tree_kernels = pytest.importorskip("probhard.rows._kernels.tree")
+    sweeps = pytest.importorskip("probhard.rows._kernels.sweeps")
     if not jit.AVAILABLE:
         pytest.skip("numba is not installed")
-    calls, fused = [], tree_kernels.Moments.apply
-    monkeypatch.setattr(tree_kernels.Moments, "apply", lambda *args: calls.append(args[0].dtype) or fused(*args))
+    calls, fused = [], sweeps.Moments.apply
+    monkeypatch.setattr(sweeps.Moments, "apply", lambda *args: calls.append(args[0].dtype) or fused(*args))
     constraint = ph.Hierarchy(torch.cat([torch.ones(1, 4), torch.kron(torch.eye(2), torch.ones(1, 2)), torch.eye(4)]))
     if bounded:
         constraint = constraint & ph.NonNegative()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from probhard._score.checks import check_target
 from probhard.errors import ParameterError
 from probhard.laws.special import betainc, log_beta, log_gamma_half_step
 
@@ -33,7 +32,6 @@ def skewed_crps(dist: td.Gamma | td.Beta, y: Tensor) -> Tensor:
     """
     names = ("concentration", "rate") if isinstance(dist, td.Gamma) else ("concentration1", "concentration0")
     first, second = (getattr(dist, name) for name in names)
-    check_target(first.shape, y)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (first, second, y)):
         raise ParameterError(
             f"crps of a {type(dist).__name__} law got an argument that requires a gradient.",

@@ -30,7 +30,8 @@ from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.report.evaluation import CHUNK, incoherence
 from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
-from probhard.laws.family import NORMAL, Family, student_t
+from probhard.laws.family import NORMAL, Family
+from probhard.laws.student_t import student_t
 from probhard.method import METHODS
 
 if TYPE_CHECKING:

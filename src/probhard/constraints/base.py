@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import SMALLEST
+from probhard._util.tensors import relative
 from probhard.errors import ParameterError, ShapeError
 
 
@@ -193,12 +193,6 @@ class Constraint(ABC):
         from probhard.constraints.intersection import join  # it builds on this module
 
         return join(self, other)
-
-
-def relative(residual: Tensor, scale: Tensor, size: Tensor | None) -> Tensor:
-    """``|residual| / scale`` with scales of at least a millionth of ``size`` (*batch, 1), and never 0."""
-    floor = residual.new_tensor(SMALLEST[residual.dtype])
-    return residual.abs() / torch.maximum(scale, floor if size is None else torch.maximum(1e-6 * size, floor))
 
 
 def _largest(u: Tensor, *parts: Tensor) -> Tensor:

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import check_finite, checking
 from probhard.constraints._time import rows_in_time
 from probhard.constraints.base import immutable, reals
 from probhard.constraints.equality import LinearEquality, remembered
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.covariance import check_finite
 from probhard.rows.system import LinearSystem
 
 

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import broadcast, check_finite, checking
 from probhard.constraints.base import Constraint, immutable, reals
 from probhard.errors import ParameterError, ShapeError, optional
-from probhard.laws.covariance import check_finite
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from probhard._util.tensors import broadcast, broadcast_batch, checking
+from probhard._util.tensors import broadcast, broadcast_batch, check_finite, checking, relative
 from probhard.constraints._time import rows_in_time
-from probhard.constraints.base import Arrays, Constraint, check_real, immutable, reals, relative
+from probhard.constraints.base import Arrays, Constraint, check_real, immutable, reals
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
-from probhard.laws.covariance import check_finite
 from probhard.rows.maps import DenseMap
 from probhard.rows.presolve import dependent_rows
 from probhard.rows.system import LinearSystem

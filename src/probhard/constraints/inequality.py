@@ -10,14 +10,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import OnDevice, broadcast_batch, checking
+from probhard._util.tensors import OnDevice, broadcast_batch, check_finite, checking
 from probhard.constraints._time import rows_in_time
 from probhard.constraints.base import Constraint, immutable, reals
 from probhard.constraints.box import Box
 from probhard.constraints.equality import real_matrix, remembered, scipy_from_sparse
 from probhard.constraints.monotone import Monotone
 from probhard.errors import InfeasibleError, ParameterError, ShapeError
-from probhard.laws.covariance import check_finite
 from probhard.rows.maps import DenseMap, SparseMap
 
 

@@ -1,9 +1,10 @@
 """Probability laws: location-scale distributions, their covariances and families, and censored marginals."""
 
-from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.marginals import CensoredMarginals
+from probhard.laws.student_t import student_t
 
 __all__ = [
     "LAPLACE",

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probhard.laws.base import Family
+from probhard.laws.family import Family
 from probhard.laws.tails import FARTHEST, tail_of
 
 

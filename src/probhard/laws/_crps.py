@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from probhard.laws.base import Family
+    from probhard.laws.family import Family
 
 
 class _CRPS(torch.autograd.Function):

@@ -1,31 +1,18 @@
-"""Abstract covariances and families, the two parts of a location-scale law ``Z = loc + R e``, ``cov = R R^T``.
+"""The abstract covariance C of a location-scale law ``Z = loc + R e``, ``C = R R^T``.
 
-A covariance C (n x n) is used only through its diagonal, the products ``C x`` and ``R e``, and the rescaling
-``diag(s) C diag(s)``; it is never formed. Vectors lie along the last dimension, so leading sample and batch dimensions
-broadcast as in torch.
-
-A family is given by its unit law (location 0, scale 1), symmetric about 0. With ``e = loc - y``, ``z = e / scale``, F
-the distribution function of the unit law and c(z) its CRPS at z,
-
-    CRPS(y) = e (2 F(z) - 1) + scale h(z),      h(z) = c(z) - z c'(z),      c'(z) = 2 F(z) - 1,
-    dCRPS/dloc = 2 F(z) - 1,                    dCRPS/dscale = h(z).
-
-The slope ``2 F - 1`` and the spread ``h`` are bounded, so value and gradients are finite for every ``scale >= 0``. At
-scale 0 the score is ``|y - loc|``. The CRPS is a loss, ``E|X - y| - E|X - X'| / 2``, the paper's with reversed sign.
+It is used only through its diagonal, the products ``C x`` and ``R e``, and the rescaling ``diag(s) C diag(s)``; it is
+never formed. Vectors lie along the last dimension, so leading sample and batch dimensions broadcast as in torch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import torch
-from torch import Generator, Tensor
-
-from probhard._util.tensors import broadcast
-from probhard.laws._crps import location_scale_crps
+from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,105 +128,3 @@ class Covariance(ABC):
         columns = rhs.movedim(-1, 0)  # (k, *batch, n)
         missing = max(0, len(self.shape) - (rhs.dim() - 1))
         return product(columns.reshape(columns.shape[0], *[1] * missing, *columns.shape[1:])).movedim(0, -1)
-
-
-@dataclass(frozen=True)
-class Family(ABC):
-    """Unit law of a symmetric location-scale family.
-
-    Args:
-        exact: Whether an affine map of a multivariate member stays in the family. True for elliptical laws,
-            whose coordinates share one mixing variable; False for products of independent coordinates.
-    """
-
-    exact: bool
-    name: ClassVar[str]
-    variance: ClassVar[float]
-
-    @property
-    def unit_variance(self) -> float | Tensor:
-        """Variance of the unit law."""
-        return self.variance
-
-    @abstractmethod
-    def cdf(self, z: Tensor) -> Tensor:
-        """Distribution function F of the unit law, elementwise, of the shape of z."""
-
-    @abstractmethod
-    def log_density(self, z: Tensor) -> Tensor:
-        """Logarithm of the unit law's density, elementwise, of the shape of z."""
-
-    @abstractmethod
-    def icdf(self, p: Tensor) -> Tensor:
-        """Quantile function of the unit law, elementwise, of the shape of p in [0, 1]."""
-
-    @abstractmethod
-    def crps_terms(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope ``2 F(z) - 1`` and spread ``h(z)`` of the CRPS, each of the shape of z and finite at infinity."""
-
-    def crps_spread(self, z: Tensor) -> Tensor:
-        """``h(z) = c(z) - z c'(z)``, the derivative of the CRPS in the scale, of the shape of z."""
-        return self.crps_terms(z)[1]
-
-    def crps(
-        self,
-        loc: Tensor,  # (*batch, n)
-        scale: Tensor,  # (*batch, n), >= 0
-        y: Tensor,  # (*batch, n)
-    ) -> Tensor:
-        """Continuous ranked probability score of ``loc + scale * unit``.
-
-        Args:
-            loc: Locations, (*batch, n).
-            scale: Scales, (*batch, n), >= 0.
-            y: Targets, (*batch, n).
-
-        Returns:
-            The score, (*batch, n).
-        """
-        shapes = (loc.shape, scale.shape, y.shape, self._parameter_shape())
-        if not (shapes[0] == shapes[1] == shapes[2]) or shapes[3]:
-            shape = broadcast(*shapes)
-            loc, scale, y = loc.expand(shape), scale.expand(shape), y.expand(shape)
-        if not loc.dtype == scale.dtype == y.dtype:
-            dtype = torch.promote_types(torch.promote_types(loc.dtype, scale.dtype), y.dtype)
-            loc, scale, y = loc.to(dtype), scale.to(dtype), y.to(dtype)
-        return location_scale_crps(self, loc, scale, y)
-
-    def independent(self) -> Family:
-        """The family with the same marginal law and independent coordinates."""
-        return replace(self, exact=False)
-
-    def sample(
-        self,
-        shape: Sequence[int],
-        event_size: int,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Draw unit noise; elliptical laws draw one mixing variable per event.
-
-        Args:
-            shape: Leading dimensions: samples and batch.
-            event_size: Number of coordinates of an event.
-            dtype: Of the draws; torch's default for None.
-            device: Of the draws; torch's default for None.
-            generator: Source of random numbers; torch's global one for None.
-
-        Returns:
-            Noise, (*shape, event_size).
-        """
-        return self._draw(torch.empty((*shape, event_size), dtype=dtype, device=device), generator)
-
-    @abstractmethod
-    def _draw(self, noise: Tensor, generator: Generator | None) -> Tensor:
-        """Fill ``noise`` with draws of the unit law."""
-
-    def _mix(self, noise: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """Normal noise times the root of a random variance: one per event, or one per coordinate."""
-        size = (*noise.shape[:-1], 1) if self.exact else noise.shape
-        return noise * draw(noise.new_empty(size)).sqrt()
-
-    def _parameter_shape(self) -> Sequence[int]:
-        return ()

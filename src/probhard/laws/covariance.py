@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import broadcast, check_finite, checking, matvec, safe_sqrt
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws._algebra import check_finite, matvec, safe_sqrt
 from probhard.laws.base import Covariance
 
 __all__ = [

@@ -15,11 +15,12 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import broadcast, check_finite, checking
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank, check_finite
-from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family, student_t
-from probhard.laws.marginal import Marginals
+from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family
+from probhard.laws.marginals import Marginals
+from probhard.laws.student_t import student_t
 
 __all__ = ["LocationScale", "Marginals", "as_location_scale", "marginals"]
 
@@ -113,13 +114,21 @@ class LocationScale(td.Distribution):
         return LocationScale(self.loc * factor + shift, self.cov.scaled(factor), self.family, validate_args=False)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Reparameterised draws, (*sample_shape, *batch, n)."""
+        """Reparameterised draws, which carry gradients.
+
+        Args:
+            sample_shape: Leading dimensions of the draws.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            Draws, (*sample_shape, *batch, n).
+        """
         shape = (*Size(sample_shape), *self.batch_shape)
         noise = self.family.sample(shape, self.cov.root_size, self.loc.dtype, self.loc.device, generator)
         return self.loc + self.cov.root(noise)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draws without gradient, (*sample_shape, *batch, n)."""
+        """Draws without gradient; arguments and shape as of ``rsample``."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator)
 

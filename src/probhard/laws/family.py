@@ -1,4 +1,4 @@
-"""The families: normal, Laplace, logistic, uniform and Student's t, each by its unit law; see ``laws.base``.
+"""The families: normal, Laplace, logistic, uniform and Student's t, each by its unit law.
 
 | family    | density of the unit law       | variance      | multivariate law                     |
 |-----------|-------------------------------|---------------|--------------------------------------|
@@ -7,37 +7,134 @@
 | logistic  | exp(-z) / (1 + exp(-z))^2     | pi^2 / 3      | independent coordinates              |
 | uniform   | 1/2 on [-1, 1]                | 1/3           | independent coordinates              |
 | Student-t | ~ (1 + z^2/df)^(-(df + 1)/2)  | df / (df - 2) | elliptical, variance inverse gamma   |
+
+A family is given by its unit law (location 0, scale 1), symmetric about 0. With ``e = loc - y``, ``z = e / scale``, F
+the distribution function of the unit law and c(z) its CRPS at z,
+
+    CRPS(y) = e (2 F(z) - 1) + scale h(z),      h(z) = c(z) - z c'(z),      c'(z) = 2 F(z) - 1,
+    dCRPS/dloc = 2 F(z) - 1,                    dCRPS/dscale = h(z).
+
+The slope ``2 F - 1`` and the spread ``h`` are bounded, so value and gradients are finite for every ``scale >= 0``. At
+scale 0 the score is ``|y - loc|``. The CRPS is a loss, ``E|X - y| - E|X - X'| / 2``, the paper's with reversed sign.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from probhard._util.tensors import checking
-from probhard.errors import ParameterError, ShapeError
-from probhard.laws import special
-from probhard.laws.base import Family
-
-__all__ = [
-    "LAPLACE",
-    "LOGISTIC",
-    "NORMAL",
-    "UNIFORM",
-    "Family",
-    "LaplaceFamily",
-    "LogisticFamily",
-    "NormalFamily",
-    "StudentTFamily",
-    "UniformFamily",
-    "student_t",
-]
+from probhard._util.tensors import broadcast
+from probhard.laws._crps import location_scale_crps
 
 FAR = 1e3  # exp(-FAR) is 0 in float64; products with it stay finite at infinity
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """Unit law of a symmetric location-scale family.
+
+    Args:
+        exact: Whether an affine map of a multivariate member stays in the family. True for elliptical laws,
+            whose coordinates share one mixing variable; False for products of independent coordinates.
+    """
+
+    exact: bool
+    name: ClassVar[str]
+    variance: ClassVar[float]
+
+    @property
+    def unit_variance(self) -> float | Tensor:
+        """Variance of the unit law."""
+        return self.variance
+
+    @abstractmethod
+    def cdf(self, z: Tensor) -> Tensor:
+        """Distribution function F of the unit law, elementwise, of the shape of z."""
+
+    @abstractmethod
+    def log_density(self, z: Tensor) -> Tensor:
+        """Logarithm of the unit law's density, elementwise, of the shape of z."""
+
+    @abstractmethod
+    def icdf(self, p: Tensor) -> Tensor:
+        """Quantile function of the unit law, elementwise, of the shape of p in [0, 1]."""
+
+    @abstractmethod
+    def crps_terms(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Slope ``2 F(z) - 1`` and spread ``h(z)`` of the CRPS, each of the shape of z and finite at infinity."""
+
+    def crps_spread(self, z: Tensor) -> Tensor:
+        """``h(z) = c(z) - z c'(z)``, the derivative of the CRPS in the scale, of the shape of z."""
+        return self.crps_terms(z)[1]
+
+    def crps(
+        self,
+        loc: Tensor,  # (*batch, n)
+        scale: Tensor,  # (*batch, n), >= 0
+        y: Tensor,  # (*batch, n)
+    ) -> Tensor:
+        """Continuous ranked probability score of ``loc + scale * unit``.
+
+        Args:
+            loc: Locations, (*batch, n).
+            scale: Scales, (*batch, n), >= 0.
+            y: Targets, (*batch, n).
+
+        Returns:
+            The score, (*batch, n).
+        """
+        shapes = (loc.shape, scale.shape, y.shape, self._parameter_shape())
+        if not (shapes[0] == shapes[1] == shapes[2]) or shapes[3]:
+            shape = broadcast(*shapes)
+            loc, scale, y = loc.expand(shape), scale.expand(shape), y.expand(shape)
+        if not loc.dtype == scale.dtype == y.dtype:
+            dtype = torch.promote_types(torch.promote_types(loc.dtype, scale.dtype), y.dtype)
+            loc, scale, y = loc.to(dtype), scale.to(dtype), y.to(dtype)
+        return location_scale_crps(self, loc, scale, y)
+
+    def independent(self) -> Family:
+        """The family with the same marginal law and independent coordinates."""
+        return replace(self, exact=False)
+
+    def sample(
+        self,
+        shape: Sequence[int],
+        event_size: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Draw unit noise; elliptical laws draw one mixing variable per event.
+
+        Args:
+            shape: Leading dimensions: samples and batch.
+            event_size: Number of coordinates of an event.
+            dtype: Of the draws; torch's default for None.
+            device: Of the draws; torch's default for None.
+            generator: Source of random numbers; torch's global one for None.
+
+        Returns:
+            Noise, (*shape, event_size).
+        """
+        return self._draw(torch.empty((*shape, event_size), dtype=dtype, device=device), generator)
+
+    @abstractmethod
+    def _draw(self, noise: Tensor, generator: Generator | None) -> Tensor:
+        """Fill ``noise`` with draws of the unit law."""
+
+    def _mix(self, noise: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """Normal noise times the root of a random variance: one per event, or one per coordinate."""
+        size = (*noise.shape[:-1], 1) if self.exact else noise.shape
+        return noise * draw(noise.new_empty(size)).sqrt()
+
+    def _parameter_shape(self) -> Sequence[int]:
+        return ()
 
 
 class NormalFamily(Family):
@@ -144,97 +241,7 @@ class UniformFamily(Family):
         return noise.uniform_(-1, 1, generator=generator)
 
 
-@dataclass(frozen=True, eq=False)
-class StudentTFamily(Family):
-    """Student's t: a normal law whose variance is inverse gamma.
-
-    Instances compare by value, and by identity where ``df`` is a tensor.
-
-    Args:
-        df: Degrees of freedom: a number, (*batch, 1), or (*batch, n) for independent coordinates.
-    """
-
-    df: float | Tensor
-    name = "student-t"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StudentTFamily) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[object, ...]:
-        return self.exact, id(self.df) if isinstance(self.df, Tensor) else self.df
-
-    @property
-    def unit_variance(self) -> float | Tensor:
-        """Variance of the unit law."""
-        return self.df / (self.df - 2)
-
-    def cdf(self, z: Tensor) -> Tensor:
-        return special.student_t_cdf(z, self.df)
-
-    def log_density(self, z: Tensor) -> Tensor:
-        return special.student_t_log_density(z, self.df)
-
-    def icdf(self, p: Tensor) -> Tensor:
-        return special.student_t_icdf(p, self.df)
-
-    def crps_terms(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope and ``2 (df + z^2) density / (df - 1) - E|X - X'| / 2``."""
-        df = torch.as_tensor(self.df, dtype=torch.float64, device=z.device)
-        peak = special.student_t_peak(self.df, z)
-        power = torch.exp((1 - df) / 2 * torch.log1p(z.double().square() / df))
-        half = math.sqrt(math.pi) * df.sqrt() * peak * torch.exp(-special.log_gamma_half_step(df - 0.5))
-        spread = 2 * df * peak / (df - 1) * (power - half)
-        slope = torch.copysign(special.student_t_masses(z, self.df)[0], z)
-        return slope.to(z.dtype), spread.to(z.dtype)
-
-    def _draw(self, noise: Tensor, generator: Generator | None) -> Tensor:
-        half = torch.as_tensor(self.df, dtype=noise.dtype, device=noise.device) / 2
-        if self.exact and half.dim() and half.shape[-1] != 1:
-            raise ShapeError(
-                f"Cannot draw from a multivariate Student's t with df of shape {tuple(half.shape)}.",
-                "Its coordinates share one mixing variable, and so the degrees of freedom.",
-                "Give df the shape (*batch, 1), or use student_t(df).independent().",
-            )
-        normal = noise.normal_(generator=generator)
-        return self._mix(normal, lambda out: half / torch._standard_gamma(half.expand_as(out), generator=generator))
-
-    def _parameter_shape(self) -> Sequence[int]:
-        return self.df.shape if isinstance(self.df, Tensor) else ()
-
-
 NORMAL = NormalFamily(exact=True)
 LAPLACE = LaplaceFamily(exact=True)
 LOGISTIC = LogisticFamily(exact=False)
 UNIFORM = UniformFamily(exact=False)
-
-
-def student_t(
-    df: float | Tensor,  # a number, (*batch, 1) or (*batch, n)
-) -> StudentTFamily:
-    """The family of the multivariate Student's t; ``.independent()`` has one mixing variable per coordinate.
-
-    Args:
-        df: Degrees of freedom above 2: a number, (*batch, 1), or (*batch, n) if made independent.
-
-    Returns:
-        The family, with one mixing variable per event.
-
-    Raises:
-        ParameterError: If ``df`` is at most 2, infinite, or requires a gradient.
-    """
-    if isinstance(df, Tensor) and df.requires_grad:
-        raise ParameterError(
-            "student_t got df that requires a gradient.",
-            "Scores and draws treat the degrees of freedom as constant, so they would never be trained.",
-            "Pass df.detach() and choose it by validation.",
-        )
-    if checking() and not bool(torch.as_tensor((df > 2) & (df < math.inf)).all()):
-        raise ParameterError(
-            f"student_t got df = {df}.",
-            "With 2 degrees of freedom or fewer the variance does not exist, so there are no moments to project.",
-            "Choose 2 < df < inf, or NORMAL for the limit of many degrees of freedom.",
-        )
-    return StudentTFamily(exact=True, df=df if isinstance(df, Tensor) else float(df))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from probhard.errors import ParameterError
 from probhard.laws import special
-from probhard.laws.base import Family
+from probhard.laws.family import Family
 
 FARTHEST = 1e100  # largest |t|: its square and its products with 1 / scale stay finite in float64
 SMALLEST_MASS = 1e-290  # below, the logarithm of a Student-t mass is taken from its density

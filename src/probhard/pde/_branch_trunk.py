@@ -1,6 +1,8 @@
 """The network of the demonstration: (m, t, x) to a mean and a variance at every grid point.
 
-(mean, raw variance) = sum_k branch_k(m) trunk_k(t, x)
+With features of the parameter and of the grid point,
+
+    (mean, raw variance) = sum_k branch_k(m) trunk_k(t, x)
 """
 
 from __future__ import annotations

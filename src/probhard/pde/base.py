@@ -43,7 +43,8 @@ class Split(NamedTuple):
 class Problem(ABC):
     """A family of exact solutions u(t, x; parameter) on a fixed grid, with t in [0, 1).
 
-    Subclasses implement ``solution`` and ``mass``, and set bounds, monotonicity and default ranges.
+    Subclasses implement ``solution`` and ``mass``, and set bounds, monotonicity and default ranges. Methods take
+    parameters (*batch,) and raise ParameterError unless all are positive and below ``limit``.
 
     Args:
         lower: Smallest parameter, positive.

@@ -36,7 +36,7 @@ def porous_medium_law(problem: PorousMedium, m: Tensor | float, mass: str = "pro
     The known values are substituted once. Newton's method then works on the nt - 1 flux rows alone.
 
     Args:
-        problem: Gives grid and times; computations are in float64, whatever its dtype.
+        problem: Gives grid and times; computations are always in float64.
         m: Exponents, (*batch,).
         mass: Rule for the mass of a slice, ``"product"`` or ``"trapezoid"``.
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.numerics import TOLERANCE
-from probhard._util.tensors import broadcast
+from probhard._util.tensors import broadcast, safe_sqrt
 from probhard.constraints.ball import Ball
-from probhard.laws.covariance import Covariance, Diagonal, safe_sqrt
+from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.parts import Parts
 from probhard.tangent import Differential

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from probhard._util.tensors import safe_sqrt
 from probhard.errors import ProbhardError
-from probhard.laws.censored import CensoredMarginals
-from probhard.laws.covariance import Covariance, safe_sqrt
+from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale
+from probhard.laws.marginals import CensoredMarginals
 from probhard.tangent import Differential
 
 
@@ -43,6 +45,10 @@ class Projector(ABC):
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         """Project points z (*samples, *batch, n); ``start`` is a guess of the answer, where it is iterated for."""
+
+    def projected_shape(self, base: LocationScale) -> torch.Size:
+        """``(*batch, n)`` of the projected law, where constraint and weight may add batch dimensions to the base's."""
+        return base.loc.shape
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         """The marginals of the law projected on the equalities, clipped at the bounds."""

@@ -11,12 +11,12 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast
+from probhard._util.tensors import broadcast, matvec
 from probhard.constraints.shapes import SLACK
 from probhard.errors import InfeasibleError, ProbhardError
-from probhard.laws.censored import CensoredMarginals
-from probhard.laws.covariance import Covariance, matvec
+from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale
+from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import check_capacity, empty_set
 from probhard.projection.lifting import joined, linear_costs, right_sides
@@ -117,6 +117,10 @@ class CoupledProjector(Projector):
         u = within(u, point, self.lower, self.upper)
         tangent = CoupledTangent(self, factor, free, extra)
         return finished(self.parts, z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
+
+    def projected_shape(self, base: LocationScale) -> torch.Size:
+        batch = broadcast(base.loc.shape[:-1], self.given.shape[:-1], self.parts.batch_shape)
+        return torch.Size((*batch, self.parts.variables))
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, self.given, self.options)

@@ -19,9 +19,9 @@ from probhard._util.tensors import broadcast
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.constraints.shapes import SLACK
 from probhard.errors import ParameterError
-from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
+from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
 from probhard.projection.parts import Parts
@@ -86,6 +86,10 @@ class CurvedProjector(Projector):
         value = within(value, double, lower, upper)
         tangent = MaskedTangent(NonlinearTangent(inner, whole, torch.cat([value, slack], -1), state), free, n)
         return finished(self.parts, z, value, tangent, state.steps, settled, self.local)
+
+    def projected_shape(self, base: LocationScale) -> torch.Size:
+        batch = broadcast(base.loc.shape[:-1], self.weight.shape[:-1], self.parts.batch_shape)
+        return torch.Size((*batch, self.parts.variables))
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         assert self.parts.nonlinear is not None

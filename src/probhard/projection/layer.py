@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probhard._util.tensors import broadcast_batch, checking, no_autocast
+from probhard._util.tensors import broadcast_batch, check_finite, checking, no_autocast
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
 from probhard.errors import ParameterError, ShapeError, check_choice
-from probhard.laws.covariance import Covariance, Diagonal, check_finite
+from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
@@ -81,7 +81,7 @@ class DPPL(nn.Module):
             projector = self._projector(base.loc, base.cov, constraint)
             kind = self._kind(projector, constraint)
             if kind == "censored":
-                return Projected(base, constraint, self._policy, projector, laws=projector.censored(base))
+                return Projected(base, constraint, self._policy, projector, censored=True)
             if kind in ("keep", "monte-carlo"):
                 solution: Solution | None = projector.solve(base.loc)
                 assert solution is not None
@@ -151,7 +151,7 @@ class DPPL(nn.Module):
         """The constraint under this layer's metric, ready for points like z."""
         if cov is not None:
             _check_cov(z, cov)
-        weight = self.metric.weight(z, cov)
+        weight = cov if self.metric.oblique and cov is not None else self.metric.weight(z, cov)
         broadcast_batch(z.shape[:-1], weight.shape[:-1], "the distribution", "the metric")
         options = Options(
             oblique=self.metric.oblique and cov is not None,

@@ -18,9 +18,9 @@ from torch import Tensor
 from probhard._util.numerics import TOLERANCE, equal_bounds
 from probhard._util.tensors import broadcast
 from probhard.errors import InfeasibleError, ProbhardError
-from probhard.laws.censored import CensoredMarginals
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
+from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import empty_set, matrix_of
 from probhard.projection.lifting import Polyhedron, polyhedron
@@ -62,6 +62,10 @@ class FaceProjector(Projector):
         self.extra = self.set.lifting.extra  # number of auxiliary variables
         self.moments_from = "censored" if self.set.bounded_only else "monte-carlo"
         self.has_equalities = parts.linear is not None
+
+    def projected_shape(self, base: LocationScale) -> torch.Size:
+        batch = broadcast(base.loc.shape[:-1], self.weight.shape[:-1], self.parts.batch_shape)
+        return torch.Size((*batch, self.parts.variables))
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
         return censored_laws(self.parts, base, Diagonal(self.weight), self.options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -11,13 +12,13 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard._util.tensors import checking, no_autocast
+from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
 from probhard.errors import ConvergenceError
-from probhard.laws.censored import CensoredMarginals
-from probhard.laws.covariance import Covariance, safe_sqrt
+from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
+from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Projector, Solution, Stats
 from probhard.tangent import Differential, ProjectedCovariance
 
@@ -66,14 +67,22 @@ class Projected(td.Distribution):
         tangent: Differential | None = None,
         scale: Tensor | None = None,
         solution: Solution | None = None,
-        laws: CensoredMarginals | None = None,
+        censored: bool = False,
     ) -> None:
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._laws = laws
+        self._censored = censored  # whether marginals are those of the equalities, clipped at the bounds
         self._fixed: tuple[Tensor, Tensor] | None = None
-        shape = laws.loc.shape if mean is None and laws is not None else cast(Tensor, mean).shape
+        shape = projector.projected_shape(base) if mean is None else mean.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
+
+    @cached_property
+    def _laws(self) -> CensoredMarginals | None:
+        """The clipped marginals, made when moments are asked for: draws do not need them."""
+        if not self._censored:
+            return None
+        with no_autocast(self.base.loc):
+            return self.projector.censored(self.base)
 
     @property
     def family(self) -> Any:
@@ -173,8 +182,8 @@ class Projected(td.Distribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
         """The same law with broadcast batch dimensions."""
         base = self.base.expand(batch_shape)
-        if self._laws is not None:
-            return Projected(base, self.constraint, self.policy, self.projector, laws=self.projector.censored(base))
+        if self._censored:
+            return Projected(base, self.constraint, self.policy, self.projector, censored=True)
         mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
         parts = (self.policy, self.projector, mean, self.tangent, self._scale, self._solution)
         return Projected(base, self.constraint, *parts)

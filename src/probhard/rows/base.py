@@ -7,12 +7,12 @@ answers ``(A W A^T)^-1 r`` and ``diag(P S P^T)`` with ``P = I - W A^T (A W A^T)^
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import OnDevice, plain
-from probhard.laws.covariance import safe_sqrt
+from probhard._util.tensors import OnDevice, plain, safe_sqrt
 from probhard.rows.maps import DenseMap, SparseMap
 
 SQUARED_LIMIT = 640  # variables up to which a product with all squared entries of P is faster than a recursion
@@ -24,6 +24,9 @@ class Factor(ABC):
 
     structure: Structure
     weight: Tensor  # (*batch, n)
+    conditioned: ClassVar[bool] = (
+        True  # whether rounding grows with the range of the weights, so that points want a check
+    )
 
     @abstractmethod
     def solve(self, r: Tensor) -> Tensor:
@@ -41,11 +44,6 @@ class Factor(ABC):
     def scale(self, s: Tensor | None = None) -> Tensor:
         """The root of the projected variances; see ``variance`` for s."""
         return safe_sqrt(self.variance(s))
-
-    @property
-    def conditioned(self) -> bool:
-        """Whether rounding grows with the range of the weights, so that points want a check."""
-        return self.structure.double
 
     def quick_scale(self, s: Tensor) -> Tensor | None:
         """``scale`` in the dtype of s by one product with ``P * P``, where W is fixed and enough points share it."""

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import OnDevice, broadcast, checking, plain
-from probhard.laws.covariance import safe_sqrt
+from probhard._util.tensors import OnDevice, broadcast, checking, plain, safe_sqrt
 from probhard.rows._kernels import tree as tree_kernels
 from probhard.rows.base import Factor, Structure
 from probhard.rows.children import child_rows, summation_block
@@ -61,9 +60,7 @@ class CrossedFactor(Factor):
         self.structure, self.weight, self.axes = structure, weight, axes
         self.general = structure.factor(weight)
 
-    @property
-    def conditioned(self) -> bool:
-        return False
+    conditioned = False
 
     @property
     def _compiled(self) -> bool:

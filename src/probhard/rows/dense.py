@@ -12,8 +12,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
-from probhard.laws.covariance import matvec, safe_sqrt
+from probhard._util.tensors import checking, matvec, safe_sqrt
 from probhard.rows.base import Factor, Mapped
 from probhard.rows.maps import DenseMap
 

@@ -123,6 +123,8 @@ class DisjointRows(Structure):
 class DisjointFactor(Factor):
     """The diagonal ``A W A^T``."""
 
+    conditioned = False
+
     structure: DisjointRows
 
     def __init__(self, structure: DisjointRows, weight: Tensor) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import CACHES, OnDevice, checking, columns_of, plain, segment_sum
-from probhard.laws.covariance import matvec
+from probhard._util.tensors import CACHES, OnDevice, checking, columns_of, matvec, plain, segment_sum
 from probhard.rows._kernels.lanes import LANES, Index, Numbers, load, product, store
 
 COMPRESSED = 10_000  # entries times points from which a product with compressed rows is faster

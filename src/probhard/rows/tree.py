@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import OnDevice, broadcast, divide, plain, segment_sum
+from probhard._util.tensors import OnDevice, broadcast, divide, plain, safe_sqrt, segment_sum
 from probhard.rows._kernels import fixed_sweeps, sweeps
 from probhard.rows._kernels import tree as tree_kernels
 from probhard.rows.base import Factor, Mapped
@@ -102,7 +102,8 @@ class Tree(Mapped):
 
     def plain_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The oblique moments by torch."""
-        return Factor.moments(self.factor(weight), z, b)
+        factor = self.factor(weight)
+        return factor.swept(z, b), safe_sqrt(factor.variance())
 
 
 class Messages(NamedTuple):
@@ -115,6 +116,8 @@ class Messages(NamedTuple):
 
 class TreeFactor(Factor):
     """The sweeps for one weight; the upward one of batched weights, which kernels may not need, waits for its use."""
+
+    conditioned = False
 
     def __init__(self, tree: Tree, weight: Tensor) -> None:
         self.structure = self.tree = tree
@@ -133,18 +136,18 @@ class TreeFactor(Factor):
 
     def _upward(self) -> Messages:
         weight, levels = self.weight, self.tree.levels
-        found = Messages(*([weight] * len(levels) for _ in range(3)))
+        messages = Messages(*([weight] * len(levels) for _ in range(3)))
         ups = weight[..., :0]
         for d in reversed(range(len(levels))):
             level = levels[d]
             square = level.coefficient.square() * torch.cat([ups, weight.index_select(-1, level.private)], -1)
-            found.inside[d] = square
-            found.total[d] = found.pivot[d] = segment_sum(square, level.segment, len(level.row))
+            messages.inside[d] = square
+            messages.total[d] = messages.pivot[d] = segment_sum(square, level.segment, len(level.row))
             if d:
                 own = level.up_coefficient.square() * weight.index_select(-1, level.up)
-                found.pivot[d] = found.total[d] + own
-                ups = divide(weight.index_select(-1, level.up) * found.total[d], found.pivot[d])
-        return found
+                messages.pivot[d] = messages.total[d] + own
+                ups = divide(weight.index_select(-1, level.up) * messages.total[d], messages.pivot[d])
+        return messages
 
     @property
     def inside(self) -> list[Tensor]:
@@ -162,10 +165,15 @@ class TreeFactor(Factor):
         return self.messages.pivot
 
     def moments(self, z: Tensor, b: Tensor, s: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        alike = z.shape == self.weight.shape and b.dtype == z.dtype == self.weight.dtype
-        if not (jit.AVAILABLE and s is None and alike and plain(z) and z.numel()):
+        if s is not None or not self._fused(z, b):
             return super().moments(z, b, s)
-        return cast(tuple[Tensor, Tensor], tree_kernels.Moments.apply(z, self.weight, b, self.tree))
+        return cast(tuple[Tensor, Tensor], sweeps.Moments.apply(z, self.weight, b, self.tree))
+
+    def _fused(self, z: Tensor, b: Tensor) -> bool:
+        """Whether the compiled sweeps serve these points: as many weights as points, on a CPU, in eager mode."""
+        if not (jit.AVAILABLE and plain(z)):  # before shapes are compared, which would fix a dynamic size
+            return False
+        return z.shape == self.weight.shape and b.dtype == z.dtype == self.weight.dtype and z.numel() > 0
 
     def scale(self, s: Tensor | None = None) -> Tensor:
         s = self.weight if s is None else s
@@ -196,11 +204,19 @@ class TreeFactor(Factor):
         return torch.cat(multiplier, -1).index_select(-1, self.tree.row_order)
 
     def project(self, z: Tensor, b: Tensor) -> Tensor:
-        """Both sweeps on the values themselves: sums come out coherent whatever the range of the weights."""
+        if self.gains is not None and z.numel() and z.dtype == b.dtype and plain(z):
+            shape = broadcast(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
+            return cast(Tensor, tree_kernels.Project.apply(z.expand(*shape, -1), b, self))
+        return (
+            cast(Tensor, sweeps.Moments.apply(z, self.weight, b, self.tree)[0])
+            if self._fused(z, b)
+            else self.swept(z, b)
+        )
+
+    def swept(self, z: Tensor, b: Tensor) -> Tensor:
+        """Both sweeps on the values themselves, by torch: sums come out coherent whatever the range of the weights."""
         levels = self.tree.levels
         shape = broadcast(z.shape[:-1], b.shape[:-1], self.weight.shape[:-1])
-        if z.numel() and z.dtype == b.dtype and plain(z) and self.gains is not None:
-            return cast(Tensor, tree_kernels.Project.apply(z.expand(*shape, -1), b, self))
         z, b = z.expand(*shape, -1), b.expand(*shape, -1)
         heard: list[Tensor] = [z] * len(levels)
         gap: list[Tensor] = [b] * len(levels)  # what the messages leave of a row's right-hand side
@@ -215,19 +231,19 @@ class TreeFactor(Factor):
                 weight = level.up_coefficient * self.weight.index_select(-1, level.up)
                 mixed = divide(self.total[d] * own + weight * gap[d], self.pivot[d])
                 message = torch.where(self.pivot[d] > 0, mixed, own)
-        found: list[Tensor] = []
+        values: list[Tensor] = []
         for d, level in enumerate(levels):
-            left = gap[d] if d == 0 else gap[d] - level.up_coefficient * found[-1][..., : len(level.row)]
+            left = gap[d] if d == 0 else gap[d] - level.up_coefficient * values[-1][..., : len(level.row)]
             share = divide(self.inside[d], self.total[d].index_select(-1, level.segment)) / level.coefficient
-            found.append(heard[d] + share * left.index_select(-1, level.segment))
-        found.append(z.index_select(-1, self.tree.outside))
-        return torch.cat(found, -1).index_select(-1, self.tree.order)
+            values.append(heard[d] + share * left.index_select(-1, level.segment))
+        values.append(z.index_select(-1, self.tree.outside))
+        return torch.cat(values, -1).index_select(-1, self.tree.order)
 
     def variance(self, s: Tensor | None = None) -> Tensor:
         s = self.weight if s is None else s
         s = s.expand(broadcast(s.shape, self.weight.shape))
         heard = self._heard(s)
-        found: list[Tensor] = []
+        variances: list[Tensor] = []
         keep = rest = s[..., :0]
         for d, level in enumerate(self.tree.levels):
             square = level.coefficient.square()
@@ -247,10 +263,10 @@ class TreeFactor(Factor):
             others = (spread.index_select(-1, at) - square * heard[d]).clamp(min=0)
             others = (1 - known).square().index_select(-1, at) * others + above.index_select(-1, at)
             rest = divide(self.inside[d], total).square() / square * others
-            found.append(keep.square() * heard[d] + rest)
+            variances.append(keep.square() * heard[d] + rest)
             keep, rest = keep[..., : level.deeper], rest[..., : level.deeper]
-        found.append(s.index_select(-1, self.tree.outside))
-        return torch.cat(found, -1).index_select(-1, self.tree.order)
+        variances.append(s.index_select(-1, self.tree.outside))
+        return torch.cat(variances, -1).index_select(-1, self.tree.order)
 
     def _heard(self, s: Tensor) -> list[Tensor]:
         """Variances of the upward messages m_i, per level."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probhard.laws.covariance import Covariance, Diagonal, LowRank, matvec
+from probhard._util.tensors import matvec
+from probhard.laws.covariance import Covariance, Diagonal, LowRank
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
 from probhard.tangent.linear import Tangent

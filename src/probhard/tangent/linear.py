@@ -16,9 +16,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
+from probhard._util.tensors import checking, safe_sqrt
 from probhard.errors import InfeasibleError
-from probhard.laws.covariance import Covariance, Diagonal, Identity, LowRank, safe_sqrt
+from probhard.laws.covariance import Covariance, Diagonal, Identity, LowRank
 from probhard.rows.base import Structure
 from probhard.rows.presolve import Pins
 from probhard.rows.system import LinearSystem

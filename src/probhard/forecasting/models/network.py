@@ -24,7 +24,8 @@ from probhard.errors import check_choice
 from probhard.forecasting.models.windows import Layout, Window
 from probhard.laws.covariance import Covariance, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family, student_t
+from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.student_t import student_t
 
 State = list[tuple[Tensor, Tensor]]  # hidden and cell state of every layer, (1, B, hidden)
 

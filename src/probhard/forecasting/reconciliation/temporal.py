@@ -63,11 +63,12 @@ class CrossTemporal(Hierarchy):
         stamps = [f"{p}:{block}" for p in lengths for block in range(horizon // p)]
         names = np.array([f"{node}@{stamp}" for stamp in stamps for node in label], dtype=object)[order]
         super().__init__(sp.csr_array(sp.csr_array(sp.kron(time, places.summation, format="csr"))[order]), names)
-        self.tags = {
+        tags = {
             f"{level}@{p}": tuple(f"{node}@{p}:{block}" for block in range(horizon // p) for node in nodes)
             for p in lengths
             for level, nodes in (places.tags or {"all": label}).items()
         }
+        self._set(tags=tags)
 
     def variable(self, node: int | str, period: int = 1, block: int = 0) -> int:
         """The number of the variable that is a place in a block of a period."""

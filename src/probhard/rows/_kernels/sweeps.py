@@ -1,4 +1,4 @@
-"""Kernels for a forest of rows on a CPU, compiled by numba where it is installed: moments and their adjoints.
+"""Oblique sweeps of a forest of rows, compiled by numba where it is installed, as one differentiable function.
 
 The sweeps of ``tree`` for S = W, one row after the other. With m and v the mean and variance that the subtree below
 implies for a variable (its own z and w where there is none), a row with inside coefficients c and the shared variable x
@@ -12,16 +12,24 @@ and, roots first, with ``g_i = c_i v_i / V`` and hats for the results,
 
 The adjoint is the same recursion, differentiated line by line and run backwards.
 
-As in ``kernels``, a few batch
-elements lie side by side; all arithmetic is in float64, whatever the dtype of the points.
+A few batch elements lie side by side (``lanes``); all arithmetic is in float64, whatever the dtype of the points.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+import torch
+from torch import Tensor
 
 from probhard._util.jit import Array, compiled
+from probhard._util.tensors import matrix, plain
 from probhard.rows._kernels.lanes import LANES, TINY, Index, Numbers, load, store
+from probhard.rows._kernels.moments import twice
+
+if TYPE_CHECKING:
+    from probhard.rows.tree import Tree
 
 # Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
 # coefficient; then the inside variables and their coefficients.
@@ -181,3 +189,32 @@ def moments_adjoint(
         store(of[M], first, of_z)
         store(of[S], first, of_w)
         store(right, first, of_b)
+
+
+class Moments(torch.autograd.Function):
+    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric by ``sweeps``; z and w are (*batch, n)."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
+        right = matched(b, z)
+        mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
+        moments(tree.kernel_tables, matrix(z), matrix(w), matrix(right), matrix(mean), matrix(scale))
+        ctx.tree = tree
+        ctx.save_for_backward(z, w, b)
+        return mean, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        z, w, b = ctx.saved_tensors
+        if torch.is_grad_enabled() or not all(map(plain, gradients)):
+            return (*twice(ctx.tree.plain_moments, (z, w, b), gradients), None)
+        right = matched(b, z)
+        of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
+        inputs = (matrix(z), matrix(w), matrix(right), matrix(gradients[0]), matrix(gradients[1]))
+        moments_adjoint(ctx.tree.kernel_tables, *inputs, matrix(of_z), matrix(of_w), matrix(of_b))
+        return of_z, of_w, of_b.sum_to_size(b.shape), None
+
+
+def matched(b: Tensor, z: Tensor) -> Tensor:
+    """Right-hand sides for the points z, one for all or one for each."""
+    return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""The compiled sweeps of a tree as differentiable functions; second derivatives go through torch's sweeps."""
+"""Compiled sweeps under a fixed weight as differentiable functions; second derivatives go through torch's sweeps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import matrix, plain
-from probhard.laws.covariance import safe_sqrt
-from probhard.rows._kernels import fixed_sweeps, sweeps
-from probhard.rows._kernels.moments import twice
+from probhard._util.tensors import matrix, plain, safe_sqrt
+from probhard.rows._kernels import fixed_sweeps
+from probhard.rows._kernels.sweeps import matched
 
 if TYPE_CHECKING:
-    from probhard.rows.tree import Tree, TreeFactor
+    from probhard.rows.tree import TreeFactor
 
 
 class Project(torch.autograd.Function):
@@ -23,7 +22,7 @@ class Project(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, b: Tensor, factor: TreeFactor) -> Tensor:
         out = z.new_empty(z.shape)
         assert factor.gains is not None
-        fixed_sweeps.project(factor.tree.kernel_tables, factor.gains, matrix(z), matrix(_matched(b, z)), matrix(out))
+        fixed_sweeps.project(factor.tree.kernel_tables, factor.gains, matrix(z), matrix(matched(b, z)), matrix(out))
         ctx.factor, ctx.right = factor, b.shape
         return out
 
@@ -108,43 +107,14 @@ class Scale(torch.autograd.Function):
         s, out = ctx.saved_tensors
         if torch.is_grad_enabled() or not plain(gradient):
             with torch.enable_grad():
-                found = s
+                variance = s
                 for factor in ctx.factors:
-                    found = factor.variance(found)
-                root = safe_sqrt(found)
+                    variance = factor.variance(variance)
+                root = safe_sqrt(variance)
             return torch.autograd.grad(root, s, gradient.to(root), create_graph=True)[0], None
         of_s = s.new_empty(s.shape)
         fixed_sweeps.scale_adjoint(_stages(ctx.factors), *map(matrix, (out, gradient, of_s)))
         return of_s, None
-
-
-class Moments(torch.autograd.Function):
-    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric by ``sweeps``; z and w are (*batch, n)."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
-        right = _matched(b, z)
-        mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
-        sweeps.moments(tree.kernel_tables, matrix(z), matrix(w), matrix(right), matrix(mean), matrix(scale))
-        ctx.tree = tree
-        ctx.save_for_backward(z, w, b)
-        return mean, scale
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        z, w, b = ctx.saved_tensors
-        if torch.is_grad_enabled() or not all(map(plain, gradients)):
-            return (*twice(ctx.tree.plain_moments, (z, w, b), gradients), None)
-        right = _matched(b, z)
-        of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(*z.shape[:-1], b.shape[-1])
-        given = (matrix(z), matrix(w), matrix(right), matrix(gradients[0]), matrix(gradients[1]))
-        sweeps.moments_adjoint(ctx.tree.kernel_tables, *given, matrix(of_z), matrix(of_w), matrix(of_b))
-        return of_z, of_w, of_b.sum_to_size(b.shape), None
-
-
-def _matched(b: Tensor, z: Tensor) -> Tensor:
-    """Right-hand sides for the points z, one for all or one for each."""
-    return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)
 
 
 def _stages(factors: tuple[TreeFactor, ...]) -> fixed_sweeps.Stages:
