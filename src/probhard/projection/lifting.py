@@ -13,7 +13,6 @@ multiplied by R, and a bounded ``u_i`` is an auxiliary variable of the row ``u_i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,11 +42,7 @@ class Lifting:
     owner: Tensor  # the row of each auxiliary variable, (extra,)
     stiffness: Tensor  # SLACK or SHARED, (extra,)
     squares: SparseMap | None  # the squared entries of the caller's columns, to weigh rows
-
-    @cached_property
-    def face(self) -> LinearSystem | None:
-        """The rows with no variable held: faces hold variables by their weights."""
-        return None if self.system is None else replace(self.system, held=None)
+    face: LinearSystem | None  # the rows with no variable held: faces hold variables by their weights
 
     def natural(self, weight: Tensor) -> Tensor:
         """Weights (*batch, extra) for auxiliary variables, like those of their rows."""
@@ -107,7 +102,7 @@ def _lifted(parts: Parts) -> Lifting:
     nothing = torch.zeros(0, dtype=torch.int64)
     if not parts.inequalities and not parts.shapes:
         system = None if parts.linear is None else without_complement(parts.linear.system)
-        return Lifting(system, 0, nothing, nothing.double(), None)
+        return Lifting(system, 0, nothing, nothing.double(), None, _unheld(system))
     blocks: list[tuple[sp.csr_array, sp.csr_array | None]] = []  # rows on u, and on their own auxiliary variables
     if parts.linear is not None:
         blocks.append((sp.csr_array(parts.linear.stackable()[0]), None))
@@ -132,9 +127,13 @@ def _lifted(parts: Parts) -> Lifting:
     held = None if parts.linear is None else parts.linear.stackable()[2]
     system = without_complement(LinearSystem.of(sp.csr_array(sp.hstack([on_u, extra])), held))
     owner = torch.from_numpy(extra.indices[extra.indptr[:-1]].astype(np.int64))
-    return Lifting(
-        system, extra.shape[1], owner, torch.from_numpy(np.concatenate(stiffness)), SparseMap(on_u.multiply(on_u))
-    )
+    squares = SparseMap(on_u.multiply(on_u))
+    stiff = torch.from_numpy(np.concatenate(stiffness))
+    return Lifting(system, extra.shape[1], owner, stiff, squares, _unheld(system))
+
+
+def _unheld(system: LinearSystem | None) -> LinearSystem | None:
+    return system if system is None or system.held is None else replace(system, held=None)
 
 
 def right_sides(parts: Parts, like: Tensor) -> list[Tensor]:

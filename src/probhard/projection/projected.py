@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -72,17 +71,18 @@ class Projected(td.Distribution):
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
         self._censored = censored  # whether marginals are those of the equalities, clipped at the bounds
+        self._clipped: CensoredMarginals | None = None
         self._fixed: tuple[Tensor, Tensor] | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
 
-    @cached_property
+    @property
     def _laws(self) -> CensoredMarginals | None:
         """The clipped marginals, made when moments are asked for: draws do not need them."""
-        if not self._censored:
-            return None
-        with no_autocast(self.base.loc):
-            return self.projector.censored(self.base)
+        if self._censored and self._clipped is None:
+            with no_autocast(self.base.loc):
+                self._clipped = self.projector.censored(self.base)
+        return self._clipped
 
     @property
     def family(self) -> Any:
