@@ -10,9 +10,6 @@ factor of at most 5. The lines go to ``results/speed/bandwidth.jsonl``.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +20,7 @@ import torch
 from experiments.records import Records
 
 import probhard as ph
+from benchmarks import machine
 from benchmarks.hierarchies import tree
 from probhard._util import memory
 
@@ -50,7 +48,7 @@ class Distance:
 
     def record(self) -> dict[str, Any]:
         """The result line."""
-        return {**asdict(self), "factor": self.factor, "goal": GOAL, "load": os.getloadavg()[0]}
+        return {**asdict(self), "factor": self.factor, "goal": GOAL, "load": machine.load()}
 
     def line(self) -> str:
         """A row to print."""
@@ -58,23 +56,6 @@ class Distance:
             f"{self.case:<44} {self.size:>11,} {self.seconds * 1e3:>9.1f} {self.pass_seconds * 1e3:>9.1f} "
             f"{self.factor:>7.2f} {self.bandwidth / 1e9:>9.2f}"
         )
-
-
-def peak(work: Callable[[], Any]) -> tuple[Any, int | None]:
-    """The result of a piece of work, and the bytes by which the resident set grows at most meanwhile (Linux)."""
-
-    def resident(name: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
-
-    gc.collect()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-        before = resident("VmRSS")
-    except OSError:
-        return work(), None
-    return work(), max(0, resident("VmHWM") - before)
 
 
 def mass(size: int, total: float = 0.5) -> ph.Constraint:

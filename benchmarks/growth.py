@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,8 @@ from experiments.records import Records
 from torch import Tensor
 
 import probhard as ph
-from benchmarks.bandwidth import CLOCK, FOLDER, mass, peak, slices
+from benchmarks import machine
+from benchmarks.bandwidth import CLOCK, FOLDER, mass, slices
 from benchmarks.hierarchies import tree
 from probhard._util import memory
 
@@ -91,7 +91,7 @@ class Point:
 
     def record(self) -> dict[str, Any]:
         """The result line."""
-        return {**asdict(self), "load": os.getloadavg()[0]}
+        return {**asdict(self), "load": machine.load()}
 
     def line(self) -> str:
         """A row to print."""
@@ -199,7 +199,7 @@ def measure(case: Case, size: int, seconds: float = 0.3) -> Point:
     begun = CLOCK()
     forward()
     setup = built + CLOCK() - begun
-    (value, *times), memory = peak(whole)
+    (value, *times), memory = machine.peak(whole)
     runs, end = [times], CLOCK() + seconds
     while sum(times) < SLOW and (len(runs) < 3 or CLOCK() < end):
         runs.append(whole()[1:])

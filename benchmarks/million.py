@@ -12,9 +12,6 @@ A dense method would hold n^2 numbers. The lines go to ``results/speed/growth.js
 from __future__ import annotations
 
 import argparse
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -27,6 +24,7 @@ from experiments.records import Records
 from torch import Tensor
 
 import probhard as ph
+from benchmarks import machine
 from benchmarks.bandwidth import FOLDER
 from benchmarks.growth import KEYS, crossed
 from benchmarks.hierarchies import tree
@@ -53,22 +51,18 @@ class Step:
     seconds_backward: float = 0.0
     axis: str = "n"
 
-    @property
-    def memory(self) -> int:
-        """The largest resident set of this process so far."""
-        unit = 1 if sys.platform == "darwin" else 1024
-        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
     def record(self) -> dict[str, Any]:
         """The result line."""
-        more = {"memory": self.memory, "dense_memory": 8 * self.size**2, "load": os.getloadavg()[0]}
+        more = {"memory": machine.largest(), "dense_memory": 8 * self.size**2, "load": machine.load()}
         return {**asdict(self), "seconds_each": self.seconds / self.count, **more}
 
     def line(self) -> str:
         """A row to print."""
+        largest = machine.largest()
+        memory = "-" if largest is None else f"{largest / 1e9:.2f}"
         return (
             f"{self.case:<48} {self.size:>10,} {self.seconds:>9.2f} {self.seconds / self.count:>8.3f} "
-            f"{self.processor_seconds / self.count:>8.3f} {self.memory / 1e9:>8.2f} {8 * self.size**2 / 1e9:>9,.0f} "
+            f"{self.processor_seconds / self.count:>8.3f} {memory:>8} {8 * self.size**2 / 1e9:>9,.0f} "
             f"{self.violation:>9.1e}"
         )
 

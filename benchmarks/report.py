@@ -61,7 +61,7 @@ def _sizes(folder: Path) -> str:
                 f"{x['size']:,}",
                 f"{x['seconds_each']:.2f}",
                 f"{x['count']:,}",
-                f"{x['memory'] / 1e9:.1f}",
+                "" if x["memory"] is None else f"{x['memory'] / 1e9:.1f}",
                 f"{x['dense_memory'] / 1e9:,.0f}",
                 _small(x["violation"]),
             )

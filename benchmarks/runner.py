@@ -8,8 +8,6 @@ What a suite finds is appended to ``speed.jsonl`` and ``overhead.jsonl`` as it c
 from __future__ import annotations
 
 import datetime
-import fcntl
-import json
 import os
 import queue
 import subprocess
@@ -22,7 +20,7 @@ from typing import Any
 
 from experiments.records import Records
 
-from benchmarks import report
+from benchmarks import machine, report
 from benchmarks.suites import SUITES
 from benchmarks.worker import OVERHEAD, SPEED
 from probhard.errors import check_choice
@@ -57,7 +55,7 @@ def run(names: Sequence[str], folder: Path = FOLDER, quick: bool = False, comman
     """Run the named suites, or all of them, write the report and return its files."""
     ends = Records(folder / "suites.jsonl", ("suite",))
     processors: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in sorted(os.sched_getaffinity(0), reverse=True)[:ATONCE]:
+    for number in machine.processors()[::-1][:ATONCE]:
         processors.put(number)
 
     def one(name: str) -> None:
@@ -81,7 +79,7 @@ def render(folder: Path = FOLDER) -> list[Path]:
         Records(folder / f"{name}.jsonl", keys)
         for name, keys in (("speed", SPEED), ("overhead", OVERHEAD), ("suites", ("suite",)))
     ]
-    return report.write(folder, *(_newest(records) for records in files))
+    return report.write(folder, *(records.compact() for records in files))
 
 
 def _ended(name: str, arguments: Sequence[str], quick: bool, processor: int = 0) -> dict[str, Any]:
@@ -112,16 +110,4 @@ def _ended(name: str, arguments: Sequence[str], quick: bool, processor: int = 0)
 def _end(status: str, reason: str, start: float | None = None) -> dict[str, Any]:
     seconds = 0.0 if start is None else round(time.perf_counter() - start, 1)
     today = datetime.date.today().isoformat()
-    return {"status": status, "reason": reason, "seconds": seconds, "load": os.getloadavg()[0], "date": today}
-
-
-def _newest(records: Records) -> list[dict[str, Any]]:
-    """The last line of each key, and a file without the lines that they replace."""
-    if not records.path.exists():
-        return []
-    with open(records.path, "r+b") as file:  # in place and locked: another run may be writing to it
-        fcntl.flock(file, fcntl.LOCK_EX)
-        lines = records.read()
-        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-        file.truncate()
-    return lines
+    return {"status": status, "reason": reason, "seconds": seconds, "load": machine.load(), "date": today}

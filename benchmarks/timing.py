@@ -9,18 +9,16 @@ Memory is what the resident set grows by at most while a piece runs (Linux), wit
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import machine
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
 
@@ -185,22 +183,14 @@ def measured(*work: Callable[[], Any]) -> list[Run]:
 
 def _watched(piece: Callable[[], Any], clock: Callable[[], float]) -> Run:
     """One run with its memory."""
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-        before = _resident("VmRSS")
-    except (OSError, AttributeError, StopIteration):
-        before = None
-    start = clock()
-    value = piece()
-    seconds = clock() - start
-    return Run(seconds, None if before is None else max(0, _resident("VmHWM") - before), value)
 
+    def timed() -> tuple[Any, float]:
+        start = clock()
+        value = piece()
+        return value, clock() - start
 
-def _resident(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+    (value, seconds), memory = machine.peak(timed)
+    return Run(seconds, memory, value)
 
 
 def _clocked(piece: Callable[[], object], clock: Callable[[], float]) -> float:

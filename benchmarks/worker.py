@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from experiments.records import Records
 
+from benchmarks import machine
 from benchmarks.suites import SUITES
 from benchmarks.timing import HEADER, Comparison, Overhead
 from probhard.errors import ParameterError
@@ -34,7 +35,7 @@ def main(name: str, folder: Path, quick: bool = False) -> None:
     suite = SUITES[name]
     about = {"family": name, "versions": versions("torch", "numpy", *suite.packages)}
     if suite.threads == 1 and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(os.environ.get("BENCH_PROCESSOR", max(os.sched_getaffinity(0))))})
+        os.sched_setaffinity(0, {int(os.environ.get("BENCH_PROCESSOR", machine.processors()[-1]))})
     torch.set_num_threads(suite.threads)
     files = {
         Comparison: Records(folder / "speed.jsonl", SPEED),
@@ -44,7 +45,7 @@ def main(name: str, folder: Path, quick: bool = False) -> None:
     print(f"\n{suite.title}\n{HEADER}", flush=True)
     for result in import_module(f"benchmarks.{suite.module}").run(quick):
         print(result.line(), flush=True)
-        when = {"date": datetime.date.today().isoformat(), "load": os.getloadavg()[0]}
+        when = {"date": datetime.date.today().isoformat(), "load": machine.load()}
         try:
             files[type(result)].append({**result.record(), **about, **when})
         except ParameterError as error:
