@@ -26,7 +26,7 @@ from torch import Tensor
 import probhard as ph
 from benchmarks import machine
 from benchmarks.bandwidth import FOLDER
-from benchmarks.growth import KEYS, crossed
+from benchmarks.growth_cases import KEYS, crossed
 from benchmarks.hierarchies import tree
 from probhard._util import memory
 

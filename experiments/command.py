@@ -17,7 +17,6 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-PROBLEMS = ("heat", "pme", "advection", "stefan")  # of the timing figure
 TABLES = (*PDE, "forecasting", "timing", "speed")
 
 
@@ -94,8 +93,8 @@ def _timing(request: Request) -> list[Path]:
     chosen, datasets = _listed(request.problems), forecasting.DATASETS
     path = request.folder / "timing.jsonl"
     if not request.render:
-        check_choices("problem", chosen, (*PROBLEMS, *datasets))
-        fields = [name for name in chosen or PROBLEMS if name not in datasets]
+        check_choices("problem", chosen, (*timing.PROBLEMS, *datasets))
+        fields = [name for name in chosen or timing.PROBLEMS if name not in datasets]
         series = [name for name in chosen or datasets if name in datasets]
         timing.run(path, [timing.pde_cases(fields), timing.forecast_cases(series)], 1.0 if request.quick else 20.0)
     return timing.write(request.folder, _lines(Records(path, timing.KEYS)))

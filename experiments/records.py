@@ -75,14 +75,13 @@ class Records:
         Raises:
             ParameterError: If a line is not a JSON object with the key fields.
         """
-        if not self.path.exists():
-            return []
+        lines, count = self.read(), self.path.read_bytes().count(b"\n") if self.path.exists() else 0
+        if count == len(lines):  # nothing to remove, so that reading takes no lock
+            return lines
         with self._locked():
             lines = self.read()
-            text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-            if text != self.path.read_bytes():
-                with replacing(self.path) as partial:
-                    partial.write_bytes(text)
+            with replacing(self.path) as partial:
+                partial.write_text("".join(json.dumps(line) + "\n" for line in lines), newline="\n")
         return lines
 
     @contextmanager

@@ -99,8 +99,9 @@ def test_tables_show_spread_and_the_paper() -> None:
 @needs_data
 def test_traffic_repeats_as_the_page_says() -> None:
     values = experiments.load("traffic").values
-    np.testing.assert_array_equal(values[267:], values[: len(values) - 267])
-    assert "row 267" in tables.TRAFFIC
+    period = tables.TRAFFIC_PERIOD
+    np.testing.assert_array_equal(values[period:], values[: len(values) - period])
+    assert "row 267" in tables.render([line("base", 0.03)])
 
 
 def test_only_significant_differences_count_as_beaten() -> None:
