@@ -68,13 +68,13 @@ def slices(rows: int, width: int) -> ph.Constraint:
 
 def least(*work: Callable[[], object], repeats: int) -> list[float]:
     """The least seconds of each piece of work, run in turn."""
-    found = [float("inf")] * len(work)
+    seconds = [float("inf")] * len(work)
     for _ in range(repeats):
         for k, piece in enumerate(work):
             start = CLOCK()
             piece()
-            found[k] = min(found[k], CLOCK() - start)
-    return found
+            seconds[k] = min(seconds[k], CLOCK() - start)
+    return seconds
 
 
 def distance(
@@ -89,8 +89,8 @@ def distance(
 
     def project() -> object:
         if law:
-            found = layer((z, stddev), constraint)
-            return found.mean, found.scale
+            projected = layer((z, stddev), constraint)
+            return projected.mean, projected.scale
         return layer.project(z, constraint, dist=(z, given.expand(size))).value
 
     with torch.no_grad():
@@ -127,10 +127,10 @@ def main() -> None:
     memory.keep_freed()
     records = Records(FOLDER / "bandwidth.jsonl", ("case", "dtype"))
     print(HEADER)
-    for found in run(given.quick):
-        print(f"{found.line()} {found.dtype}", flush=True)
+    for result in run(given.quick):
+        print(f"{result.line()} {result.dtype}", flush=True)
         if not given.quick:
-            records.append(found.record())
+            records.append(result.record())
 
 
 if __name__ == "__main__":

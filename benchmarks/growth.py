@@ -89,7 +89,7 @@ def measure(case: Case, size: int, seconds: float = 0.3) -> Point:
     forward()
     setup = built + CLOCK() - begun
     (value, *times), memory = machine.peak(whole)
-    runs, end = [times], CLOCK() + seconds
+    runs, end = [tuple(times)], CLOCK() + seconds
     while sum(times) < SLOW and (len(runs) < 3 or CLOCK() < end):
         runs.append(whole()[1:])
     ahead, back = (min(column) for column in zip(*runs))

@@ -36,7 +36,8 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     upper = [(math.log(n), math.log(s)) for n, s in zip(sizes, seconds) if n * 10**DECADES >= max(sizes) * 0.999]
     if len(upper) < 3:
         return math.nan
-    return float(np.polyfit(*zip(*upper), 1)[0])
+    logs = np.array(upper)
+    return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
 def series(lines: Sequence[Line], axis: str) -> Iterator[tuple[Case, list[Line]]]:

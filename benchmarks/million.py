@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,9 @@ def steps(name: str, build: Callable[[], ph.Hierarchy], draws: int, together: in
         return law, law.mean, law.variance
 
     def step(what: str, seconds: np.ndarray, violation: float, count: int = 1) -> Step:
-        return Step(f"million, {name}: {what}", size, *seconds.tolist(), violation, float(setup[0]), count)
+        return Step(
+            f"million, {name}: {what}", size, float(seconds[0]), float(seconds[1]), violation, float(setup[0]), count
+        )
 
     (_, mean, _), seconds = timed(lambda: moments(hierarchy))
     yield step("mean and variances", seconds, float(hierarchy.relative_violation(mean)))
@@ -115,8 +118,8 @@ def steps(name: str, build: Callable[[], ph.Hierarchy], draws: int, together: in
     seconds, worst = np.zeros(2), 0.0
     for done in range(0, draws, together):
         count = min(together, draws - done)
-        found, spent = timed(lambda count=count: law.sample((count,)))
-        seconds, worst = seconds + spent, max(worst, check(hierarchy.summation, found))
+        batch, spent = timed(partial(law.sample, (count,)))
+        seconds, worst = seconds + spent, max(worst, check(hierarchy.summation, batch))
     yield step("non-negative draws", seconds, worst, draws)
 
 
@@ -140,10 +143,10 @@ def main() -> None:
     memory.keep_freed()
     records = Records(FOLDER / "growth.jsonl", KEYS)
     print(HEADER)
-    for found in run(given.quick, given.draws):
-        print(found.line(), flush=True)
+    for step in run(given.quick, given.draws):
+        print(step.line(), flush=True)
         if not given.quick:
-            records.append(found.record())
+            records.append(step.record())
 
 
 if __name__ == "__main__":

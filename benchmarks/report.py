@@ -202,7 +202,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
-def _small(value: float | None, wrong: bool = False) -> str:
+def _small(value: float | None, wrong: bool | None = False) -> str:
     if value is None:  # lines hold None for NaN too
         return "not finite" if wrong else ""
     return f"{value:.0e}" if value else "0"

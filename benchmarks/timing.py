@@ -92,12 +92,12 @@ class Comparison:
 
     def faults(self) -> list[str]:
         """What is wrong with the peer's result."""
-        found = []
+        faults = []
         if self.peer_violation is not None and not self.peer_violation <= WRONG:  # NaN is wrong too
-            found.append(f"it is off by {self.peer_violation:.1e} (relative)")
+            faults.append(f"it is off by {self.peer_violation:.1e} (relative)")
         if self.gradient is not None and not self.gradient[0] <= WRONG_GRADIENT:
-            found.append(f"its gradient is off by {100 * self.gradient[0]:.2g} %")
-        return found
+            faults.append(f"its gradient is off by {100 * self.gradient[0]:.2g} %")
+        return faults
 
     def record(self) -> dict[str, Any]:
         """The result line; an unexplained ratio below 1 is refused."""
@@ -178,7 +178,7 @@ def measured(*work: Callable[[], Any]) -> list[Run]:
     while time.perf_counter() < end:
         for k in again:
             seconds[k] += [_clocked(work[k], clock) for _ in range(repeats[k])]
-    return [Run(_median(found), run.memory, run.value) for found, run in zip(seconds, runs)]
+    return [Run(_median(values), run.memory, run.value) for values, run in zip(seconds, runs)]
 
 
 def _watched(piece: Callable[[], Any], clock: Callable[[], float]) -> Run:

@@ -70,7 +70,7 @@ def pde_cases(problems: Sequence[str]) -> Iterator[Case]:
         for method_name, method in PDE_METHODS.items():
             torch.manual_seed(0)
             model = ConstrainedModel(VarianceNO().to(problem.dtype), partial(RULES["mass"], problem), method)
-            steps[method_name] = _step(model, lambda model=model, batch=batch: model.loss(batch))  # type: ignore[misc]
+            steps[method_name] = _step(model, partial(model.loss, batch))
         yield Case(problem.name, steps, FIELDS // BATCH)
 
 
@@ -101,7 +101,7 @@ def forecast_cases(datasets: Sequence[str]) -> Iterator[Case]:
             estimator._windows = windows = Windows(place.known.to_gluonts(), estimator.layout)
             module = estimator.create_lightning_module()
             (window,) = RandomWindows(windows, setting.batch_size, 1, 0)
-            steps[method_name] = _step(module, lambda module=module, window=window: module.loss(window))  # type: ignore[misc]
+            steps[method_name] = _step(module, partial(module.loss, window))
         yield Case(name, steps, estimator.num_batches_per_epoch)
 
 

@@ -92,7 +92,7 @@ class Origin:
     future: HierarchicalData
 
 
-Found = tuple[Origin, str, np.ndarray, dict[str, Any]]  # where, a row, its draws, and what else is to be kept
+Forecast = tuple[Origin, str, np.ndarray, dict[str, Any]]  # place, row, draws (S, H, n), more fields of its line
 
 
 def origins(dataset: str, window: str, count: int | None = None) -> list[Origin]:
@@ -137,17 +137,17 @@ class Job:
         """Fit, forecast, score; one line per origin and row."""
         lines, places = [], origins(self.dataset, self.window, len(self._numbers()))
         if self.kind in TRAINED:
-            found = self._neural(places, progress)
+            forecasts = self._neural(places, progress)
         elif self.kind == POOL:
-            found = self._pool(places, folder.parent / "fits", progress)
+            forecasts = self._pool(places, folder.parent / "fits", progress)
         else:
-            found = self._classical(places, folder.parent / "fits")
-        for origin, row, samples, about in found:
+            forecasts = self._classical(places, folder.parent / "fits")
+        for origin, row, samples, about in forecasts:
             scored = evaluate(samples, origin.future).record()
             lines.append({**self._key(row, origin.number), **scored, **about})
         return lines
 
-    def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Found]:
+    def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Forecast]:
         for place in places:
             horizon, spent = len(place.future.index), 0.0
             if self.kind != "naive":
@@ -177,7 +177,7 @@ class Job:
             np.savez(file, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
         return made, seconds
 
-    def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Found]:
+    def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Forecast]:
         """The recipe: members of every place, weighted on the windows before the first."""
         started, first = time.perf_counter(), places[0]
         windows = max(POOL_WINDOWS, POOL_STEPS // len(first.future.index))
@@ -195,18 +195,18 @@ class Job:
 
     def _members(self, places: Sequence[Origin], fits: Path, progress: bool) -> list[list[np.ndarray]]:
         """Draws of every member of the pool at every place."""
-        found: list[list[np.ndarray]] = [[] for _ in places]
+        members: list[list[np.ndarray]] = [[] for _ in places]
         for method, scaling in POOLED.values():
             trained = self._train(places[0], method, progress, scaling)
-            for draws, place in zip(found, places):
+            for draws, place in zip(members, places):
                 draws.append(self._rolled(trained, method, place))
-        for draws, place in zip(found, places):
+        for draws, place in zip(members, places):
             fitted, _ = self._fitted(place.known, len(place.future.index), "ets", fits)
             draws += [classical.reconcile(fitted, row, SAMPLES, self.seed) for row in POOLED_ROWS]
             draws.append(_naive("seasonal-bootstrap", place.known, len(place.future.index), self.seed))
-        return found
+        return members
 
-    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Found]:
+    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Forecast]:
         rows, started = TRAINED[self.kind], time.perf_counter()
         trained = self._train(places[0], next(iter(rows.values())), progress)
         seconds = time.perf_counter() - started

@@ -79,8 +79,9 @@ def _some(lines: Sequence[Line]) -> Sequence[Line]:
 
 def _behind(lines: Sequence[Line]) -> str:
     """Data sets on which our rows are not below the paper's best figure, or the network without constraint."""
-    best = dict(zip(DATASETS, BEST))
+    best: dict[str, float | None] = dict(zip(DATASETS, BEST))
     base = {dataset: _mean(lines, "base", dataset) for dataset in DATASETS}
+    pairs: list[tuple[str, str, Mapping[str, float | None]]]
     pairs = [(POOL, "best of the paper", best), ("probhard-or", "base", base), ("probhard-ob", "base", base)]
     rows = []
     for method, other, bars in pairs:

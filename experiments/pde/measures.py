@@ -61,8 +61,8 @@ def evaluate(
         part = Batch(test.inputs[chunk], test.target[chunk], None, test.context[chunk])
         assert part.target is not None
         forecast = model.forecast(part)
-        found = predicted(forecast, generator, count, None if last is None else last(problem, part.context))
-        mean, draws = found.mean, found.draws
+        prediction = predicted(forecast, generator, count, None if last is None else last(problem, part.context))
+        mean, draws = prediction.mean, prediction.draws
         rows = law(problem, part.context)
         error = (mean - part.target).square()
         free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
@@ -80,7 +80,7 @@ def evaluate(
             "covered_90": scores.coverage(draws, part.target).mean(-1),
             "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
             "negative": (draws < 0).double().mean((0, -1)),
-            "infeasible": found.flagged.double().mean(0),
+            "infeasible": prediction.flagged.double().mean(0),
         }
         if last is None:
             figures["crps_marginals"] = scores.crps(forecast, part.target).mean(-1)
@@ -109,15 +109,16 @@ def predicted(
     """Mean and draws of a forecast, put on the nearest fields that obey a last constraint if there is one."""
     if isinstance(forecast, Projected):
         solution = forecast.draw((count,), generator)
-        found = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
+        prediction = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
     else:
         draws = forecast.sample((count,), generator)
-        found = Prediction(forecast.mean, draws, torch.zeros(draws.shape[:-1], dtype=torch.bool))
+        prediction = Prediction(forecast.mean, draws, torch.zeros(draws.shape[:-1], dtype=torch.bool))
     if last is None:
-        return found
+        return prediction
     layer = DPPL("orthogonal", on_failure="flag")
-    moved = layer.project(found.draws, last)
-    return Prediction(layer.project(found.mean, last).value, moved.value, found.flagged | ~moved.stats.converged)
+    solution = layer.project(prediction.draws, last)
+    flagged = prediction.flagged | ~solution.stats.converged
+    return Prediction(layer.project(prediction.mean, last).value, solution.value, flagged)
 
 
 @torch.no_grad()
@@ -127,11 +128,11 @@ def profile(
     """The slice nearest to a time, of the forecast and of so many draws, as the paper's figures show it."""
     one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
     generator = torch.Generator().manual_seed(0)
-    found = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))
+    prediction = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))
     assert one.target is not None
     number = int((problem.times - time).abs().argmin())
     cut = slice(number * problem.points, (number + 1) * problem.points)
-    curves = {"exact": one.target[0], "mean": found.mean[0], "stddev": found.draws[:, 0].std(0)}
+    curves = {"exact": one.target[0], "mean": prediction.mean[0], "stddev": prediction.draws[:, 0].std(0)}
     kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
     where = {"parameter": parameter, "time": float(problem.times[number])}
-    return {**where, **kept, "negative": float((found.draws[:, 0, cut] < 0).double().mean())}
+    return {**where, **kept, "negative": float((prediction.draws[:, 0, cut] < 0).double().mean())}

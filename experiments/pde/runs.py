@@ -312,8 +312,8 @@ class Job:
             row, kept = table.rows[key["method"]], dict(about)
             if row.choices and row.reuses_base:
                 made = [(value, self._model(one, exact, backbone)) for value, one in row.chosen()]
-                found = [(self._quality(model, validation, row.exact), value, model) for value, model in made]
-                kept["validation_crps"], kept["choice"], model = min(found, key=lambda one: one[0])
+                candidates = [(self._quality(model, validation, row.exact), value, model) for value, model in made]
+                kept["validation_crps"], kept["choice"], model = min(candidates, key=lambda one: one[0])
             else:
                 one = next(one for value, one in row.chosen() if value == about.get("choice"))
                 model = self._model(one if one.after is None else replace(one, rule=one.after), exact, backbone)
@@ -341,13 +341,13 @@ class Job:
             forecast = model.forecast(validation)
             if exact:
                 return float(scores.crps(forecast, validation.target).mean())
-            found = predicted(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
-            return float(scores.crps_ensemble(found.draws, validation.target, estimator="fair").mean())
+            prediction = predicted(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
+            return float(scores.crps_ensemble(prediction.draws, validation.target, estimator="fair").mean())
 
     def _train(self, table: Table, problem: Problem, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
         """The network of the best epoch and, where there is a choice, of the best one on the validation data."""
         train, validation, _ = (dataset(problem, part) for part in problem.split(self.seed, *self.sizes))
-        found: list[tuple[float, VarianceNO, dict[str, Any]]] = []
+        candidates: list[tuple[float, VarianceNO, dict[str, Any]]] = []
         seconds = 0.0
         for value, row in table.rows[self.trained].chosen():
             torch.manual_seed(self.seed)
@@ -360,8 +360,8 @@ class Job:
             seconds += done.seconds
             quality = self._quality(model, validation, row.exact)
             about = {"best_epoch": done.best_epoch, "validation_crps": quality}
-            found.append((quality, backbone, about if value is None else {**about, "choice": value}))
-        _, backbone, about = min(found, key=lambda one: one[0])
+            candidates.append((quality, backbone, about if value is None else {**about, "choice": value}))
+        _, backbone, about = min(candidates, key=lambda one: one[0])
         return backbone, {**about, "seconds": seconds}
 
 
