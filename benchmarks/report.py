@@ -123,7 +123,7 @@ def _distances(lines: Sequence[Line]) -> str:
 
 
 def reached(line: Line) -> bool | None:
-    """Whether a line meets its goal; None if it has none."""
+    """Return whether a line meets its goal; None if it has no goal."""
     if line.get("goal") is None:
         return None
     return line["ratio"] >= line["goal"] if "ratio" in line else line["factor"] <= line["goal"]
@@ -213,7 +213,7 @@ def _megabytes(size: int | None) -> str:
 
 
 def picture(path: Path, speed: Sequence[Line]) -> list[Path]:
-    """All ratios as bars on a logarithmic axis, with their goals; hatched where the peer is wrong."""
+    """Write all ratios as bars on a logarithmic axis, with their goals, hatched if the peer is wrong."""
     if not speed:
         return []
     order = {family: k for k, family in enumerate(SUITES)}

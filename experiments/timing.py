@@ -58,7 +58,7 @@ def pde_cases(problems: Sequence[str]) -> Iterator[Case]:
         problems: Some of ``PROBLEMS``.
     """
     from experiments.pde.measures import dataset
-    from experiments.pde.runs import RULES
+    from experiments.pde.rules import RULES
     from probhard.model import ConstrainedModel
     from probhard.pde.operators import VarianceNO
     from probhard.pde.problems import PROBLEMS as BUILDERS

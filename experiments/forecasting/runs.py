@@ -1,11 +1,11 @@
-"""The table of hierarchical forecasts: every method on every data set, trained and scored alike.
+"""The jobs behind the table of hierarchical forecasts: every method on every data set, trained and scored alike.
 
-Two windows: ``paper`` is the last H rows, one forecast. ``rolling`` has several origins, the last with the same rows:
-networks are trained once before the first origin and then rolled, classical rows are fitted anew at each. Figures are
-those of ``evaluation``; a line is one (data set, method, seed, window, origin).
+There are two windows. ``paper`` is one forecast of the last H rows. ``rolling`` has several origins, the last with the
+same rows. Networks are trained once, before the first origin; classical rows are fitted at every origin. A line is one
+(data set, method, seed, window, origin).
 
-``probhard-pool`` is the recipe: one list of members for all data sets, weighted on the windows just before the first
-origin (``pool``), its draws coherent and non-negative.
+``probhard-pool`` mixes one list of members for all data sets. Its weights are fitted on the windows before the first
+origin. Its draws are coherent and non-negative.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEYS = ("dataset", "method", "seed", "window", "origin")
 
 @dataclass(frozen=True)
 class Setting:
-    """How DeepVAR is trained on a data set, the same for all methods (the reference code's settings)."""
+    """Training of DeepVAR on a data set, the same for all methods; the values are the reference code's."""
 
     epochs: int
     batch_size: int
@@ -64,7 +64,7 @@ def _nll(name: str) -> Method:
     return METHODS[name].replace(score="nll")
 
 
-TRAINED: dict[str, dict[str, Method]] = {  # what is trained, and the rows that are made of it
+TRAINED: dict[str, dict[str, Method]] = {  # trained networks, and the rows that use each
     "base": {"base": METHODS["base"], "probconserv": METHODS["probconserv"]},
     "base-nll": {"base-nll": _nll("base"), "probconserv-nll": _nll("probconserv")},
     **{name: {name: METHODS[name]} for name in ("probhard-or", "probhard-ob", "hier-e2e", "hardc", "softc")},
@@ -73,19 +73,19 @@ ROLLED = ("base", "probhard-or", "probhard-ob", "hier-e2e")
 NAIVE = ("last-value", "seasonal-naive", "seasonal-bootstrap")
 CLASSICAL = tuple(f"{model}-{row}" for model in classical.MODELS for row in classical.ROWS)
 POOL = "probhard-pool"
-POOLED: dict[str, tuple[Method, str]] = {  # networks of the pool: what is trained, and how series are scaled
+POOLED: dict[str, tuple[Method, str]] = {  # networks of the pool: their method and the scaling of series
     "probhard-or": (METHODS["probhard-or"], "mean"),
     "probhard-or, centred": (METHODS["probhard-or"], "centre"),
     "base, projected": (Method(inference=Step("orthogonal")), "mean"),
 }
 POOLED_ROWS = ("bu-normal", "mint-normal")  # of ETS
-POOL_WINDOWS, POOL_STEPS = 3, 8  # at least as many windows and steps before the first origin choose the weights
+POOL_WINDOWS, POOL_STEPS = 3, 8  # least windows and steps that fit the weights
 TREELIKE = ("labour", "tourism", "traffic", "wiki")  # permbu needs a tree
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A forecast's place in time: what is known, what is to come."""
+    """A point in time that is forecast from: the rows before it, and the rows to forecast."""
 
     number: int
     known: HierarchicalData
@@ -96,7 +96,13 @@ Forecast = tuple[Origin, str, np.ndarray, dict[str, Any]]  # place, row, draws (
 
 
 def origins(dataset: str, window: str, count: int | None = None) -> list[Origin]:
-    """The origins of a window, the earliest first."""
+    """Return the origins of a window, the earliest first.
+
+    Args:
+        dataset: A name in ``DATASETS``.
+        window: ``paper`` or ``rolling``.
+        count: Of the rolling window; None for the setting of the data set.
+    """
     data, setting = load(dataset), SETTINGS[dataset]
     numbers = [0] if window == "paper" else range((count or setting.origins) - 1, -1, -1)
     return [Origin(number, *data.train_test(origin=number, step=setting.step)) for number in numbers]
@@ -114,12 +120,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A file name."""
+        """Identifies the job; a valid file name."""
         return f"{self.dataset}-{self.kind}-{self.window}-{self.seed}"
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows it gives."""
+        """Names of the rows that it gives."""
         if self.kind == "naive":
             return NAIVE
         if self.kind == POOL:
@@ -130,11 +136,11 @@ class Job:
         return tuple(TRAINED[self.kind])
 
     def expected(self) -> list[dict[str, Any]]:
-        """The keys of the lines that this job gives."""
+        """Return the key fields of the lines that this job gives."""
         return [self._key(row, origin) for origin in self._numbers() for row in self.rows]
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
-        """Fit, forecast, score; one line per origin and row."""
+        """Fit, forecast and score; returns one line per origin and row."""
         lines, places = [], origins(self.dataset, self.window, len(self._numbers()))
         if self.kind in TRAINED:
             forecasts = self._neural(places, progress)
@@ -163,7 +169,7 @@ class Job:
     def _fitted(
         self, known: HierarchicalData, horizon: int, model: str, fits: Path
     ) -> tuple[classical.BaseForecast, float]:
-        """Base forecasts and the seconds they took, kept in a folder: they do not depend on rows or seeds."""
+        """Base forecasts and the seconds that they took, cached in a folder: they do not depend on rows or seeds."""
         path = fits / f"{self.dataset}-{model}-{len(known.index)}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
@@ -178,7 +184,7 @@ class Job:
         return made, seconds
 
     def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Forecast]:
-        """The recipe: members of every place, weighted on the windows before the first."""
+        """The pool: members at every place, weighted on the windows before the first."""
         started, first = time.perf_counter(), places[0]
         windows = max(POOL_WINDOWS, POOL_STEPS // len(first.future.index))
         step = SETTINGS[self.dataset].step
@@ -277,7 +283,17 @@ def grid(
     rolling_seeds: int = 3,
     quick: bool = False,
 ) -> Grid:
-    """All jobs of the table, the paper's window first, slow classical fits last."""
+    """Return all jobs of the table, the paper's window first, slow classical fits last.
+
+    Args:
+        path: The file of result lines.
+        seeds: Of networks; other rows use the first one.
+        windows: Some of ``paper`` and ``rolling``.
+        datasets: Names of data sets; empty for all.
+        kinds: Kinds of jobs; empty for all.
+        rolling_seeds: How many seeds the rolling window uses.
+        quick: Train one epoch of a few batches.
+    """
     known = ("naive", *TRAINED, *classical.MODELS, POOL)
     check_choices("method", kinds, known)
     check_choices("window", windows, ("paper", "rolling"))

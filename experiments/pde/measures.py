@@ -1,7 +1,16 @@
-"""How a model does on exact fields: errors, scores, residuals of the law and of the mass, calibration.
+"""Figures of a model on exact fields: errors, scores, residuals of the law and of the mass, calibration.
 
-All are plain means over the grid points of the test fields: mse and crps; ce_mean, the mean over fields of the summed
-absolute residuals of the mean; ce_draws, the largest absolute residual of all draws.
+    ce_mean = mean over fields of sum_i |residual_i(mean)|,      ce_draws = max over draws, fields and i.
+
+The others are means over the grid points of the test fields:
+
+- mse, mse_draws: of the forecast's mean, and of the mean of the draws.
+- mse_free: mse without the slices on which mass and bounds leave a single point.
+- crps_marginals: closed form, exact without inequalities; absent with a last rule.
+- crps_draws: unbiased estimate from the draws.
+- ce_mass, ce_paper: ce_mean for the mass, and for the paper's mass if it differs.
+- covered_90: share of exact values in the central 90 % of the draws.
+- infeasible: share of draws that could not be made feasible.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ Rule = Callable[[Problem, Tensor], Constraint]
 
 
 def dataset(problem: Problem, parameters: Tensor) -> Batch:
-    """Inputs, flattened exact fields and parameters as one batch."""
+    """Return inputs, exact fields ``(batch, nt * nx)`` and parameters ``(batch,)`` as one batch."""
     return Batch(problem.inputs(parameters), problem.solution(parameters).flatten(-2), None, parameters)
 
 
@@ -42,14 +51,16 @@ def evaluate(
     count: int = 100,
     last: Rule | None = None,
 ) -> dict[str, float]:
-    """The figures of a model on test fields.
+    """Return the figures of a model on test fields, as named above.
 
-    mse is of the forecast's mean, mse_draws of the mean of the draws. crps_marginals is the closed form for mean and
-    variance, exact without inequalities; crps_draws the unbiased estimate from the draws. mse_free leaves out slices on
-    which mass and bounds leave a single point. covered_90 is the share of targets in the central 90 % of the draws,
-    infeasible the share of draws that the projection flagged.
-    ce_mass is ce_mean for the mass, whatever the law is; ce_paper for the paper's mass where that is another.
-    With a ``last`` rule, mean and draws are those of ``predicted``, which have no closed form.
+    Args:
+        model: Its forecasts are measured.
+        problem: Of the fields.
+        law: The rule whose residuals are reported.
+        test: Inputs, exact fields and parameters.
+        generator: Of the draws.
+        count: Draws per field.
+        last: A rule that mean and draws are moved to, as in ``predicted``.
     """
     assert test.target is not None
     total: dict[str, Tensor] = {}
@@ -96,7 +107,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Fields that a model predicts, as they are measured."""
+    """Mean and draws of a model."""
 
     mean: Tensor  # (*batch, n)
     draws: Tensor  # (S, *batch, n)
@@ -106,7 +117,14 @@ class Prediction:
 def predicted(
     forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
 ) -> Prediction:
-    """Mean and draws of a forecast, put on the nearest fields that obey a last constraint if there is one."""
+    """Return mean and draws of a forecast, moved to the nearest fields that obey ``last`` if it is given.
+
+    Args:
+        forecast: With event shape ``(n,)``.
+        generator: Of the draws.
+        count: Number of draws.
+        last: Constraint to project on, orthogonally.
+    """
     if isinstance(forecast, Projected):
         solution = forecast.draw((count,), generator)
         prediction = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
@@ -125,7 +143,16 @@ def predicted(
 def profile(
     model: ConstrainedModel, problem: Problem, parameter: float, time: float, count: int, last: Rule | None = None
 ) -> dict[str, Any]:
-    """The slice nearest to a time, of the forecast and of so many draws, as the paper's figures show it."""
+    """Return the slice nearest to a time, for a figure like the paper's.
+
+    Args:
+        model: Its forecast is shown.
+        problem: Of the field.
+        parameter: Of the problem.
+        time: The slice nearest to it is taken.
+        count: Draws that give the spread.
+        last: A rule that mean and draws are moved to, as in ``predicted``.
+    """
     one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
     generator = torch.Generator().manual_seed(0)
     prediction = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))

@@ -14,7 +14,8 @@ from typing import Any
 from experiments import templates
 from experiments.pde.figures import profiles
 from experiments.pde.references import NEAREST, PAPER, PAPER_CE, smallest_of_paper
-from experiments.pde.runs import TABLES, Job
+from experiments.pde.rows import TABLES
+from experiments.pde.runs import Job
 from experiments.templates import Figure, MissingFigureError
 
 Line = Mapping[str, Any]

@@ -11,7 +11,8 @@ from experiments.pde import figures as pictures
 from experiments.pde import measures, references, tables
 from experiments.pde import runs as experiments
 from experiments.pde.measures import dataset, evaluate
-from experiments.pde.runs import LINEAR, NONLINEAR, RULES, TABLES, TVD
+from experiments.pde.rows import LINEAR, NONLINEAR, TABLES, TVD
+from experiments.pde.rules import RULES
 
 import probhard as ph
 from probhard.cli import main
