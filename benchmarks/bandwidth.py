@@ -1,10 +1,10 @@
 """The distance to the hardware: O(n) projections against a plain pass over memory, ``python -m benchmarks.bandwidth``.
 
-    factor = seconds of the projection / seconds of z * w + b for as many bytes,
+    factor = seconds of the projection / seconds of z * w + b for as many bytes.
 
-the bytes of a projection being its inputs once and its outputs once. Both are timed in turn (processor time of one
-thread), out of the cache and with freed memory kept by the allocator, and the least time of each counts. The goal is a
-factor of at most 5. The lines go to ``results/speed/bandwidth.jsonl``.
+The bytes of a projection are its inputs once and its outputs once. Both are timed in turn, in processor time of one
+thread. The data do not fit the cache, and the allocator keeps freed memory. The least time of each counts. The goal is
+a factor of at most 5. The lines go to ``results/speed/bandwidth.jsonl``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.hierarchies import tree
 from probhard._util import memory
 
 FOLDER = Path(__file__).parents[1] / "results" / "speed"
-CLOCK = time.process_time  # of one thread, whatever else the machine is busy with
+CLOCK = time.process_time  # of one thread, unaffected by other work on the machine
 GOAL = 5.0
 HEADER = f"{'case':<44} {'n':>11} {'ms':>9} {'pass ms':>9} {'factor':>7} {'pass GB/s':>9}"
 
@@ -67,7 +67,7 @@ def slices(rows: int, width: int) -> ph.Constraint:
 
 
 def least(*work: Callable[[], object], repeats: int) -> list[float]:
-    """The least seconds of each piece of work, run in turn."""
+    """Return the least seconds of each piece of work, run in turn."""
     seconds = [float("inf")] * len(work)
     for _ in range(repeats):
         for k, piece in enumerate(work):
@@ -119,7 +119,7 @@ def run(quick: bool = False) -> Iterator[Distance]:
 
 
 def main() -> None:
-    """Measure and keep the lines."""
+    """Measure and append the lines."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bandwidth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, which are only printed")
     given = parser.parse_args()

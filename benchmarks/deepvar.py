@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 
 import torch
-from experiments.forecasting.runs import DATASETS, SETTINGS
+from experiments.forecasting.rows import DATASETS, SETTINGS
 
 from benchmarks.timing import Comparison, Overhead, measured
 from probhard.forecasting.data.datasets import load

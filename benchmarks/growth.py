@@ -61,7 +61,7 @@ def measure(case: Case, size: int, seconds: float = 0.3) -> Point:
     """Measure one size, at least three times unless it is slow.
 
     Args:
-        case: What is projected on what.
+        case: The constraint and its sizes.
         size: Along the axis of the case.
         seconds: For how long to repeat it at least.
     """
@@ -116,10 +116,10 @@ def run(quick: bool = False, only: str = "") -> Iterator[Point]:
 
 
 def main() -> None:
-    """Measure, keep the lines, and write table and plots."""
+    """Measure, append the lines, and write page and picture."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, which are only printed")
-    parser.add_argument("--render", action="store_true", help="only write table and plots of the lines that are there")
+    parser.add_argument("--render", action="store_true", help="only write page and picture of existing lines")
     parser.add_argument("--only", default="", help="cases whose names contain this")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -26,8 +26,8 @@ class Case:
     """A constraint that grows along one axis.
 
     Args:
-        name: What is projected on what.
-        axis: What grows: ``"n"``, ``"batch"`` or ``"q"``.
+        name: Names constraint, metric and projected quantity.
+        axis: The growing quantity: ``"n"``, ``"batch"`` or ``"q"``.
         sizes: From small to large.
         build: The constraint of a size.
         variables: Their number, if the constraint does not say it.
@@ -46,7 +46,7 @@ class Case:
     allowed: float = 1.0
 
     def data(self, constraint: ph.Constraint, size: int) -> tuple[Tensor, Tensor]:
-        """Points near feasible ones, and their standard deviations."""
+        """Return points near feasible ones and their standard deviations, both ``(*batch, n)``."""
         count = constraint.variables or self.variables or size
         shape = (size, count) if self.axis == "batch" else (count,)
         linear = getattr(constraint, "linear", constraint)
@@ -94,7 +94,7 @@ def dense(rows: int, size: int = 2000) -> ph.Constraint:
 
 
 def cases(quick: bool = False) -> tuple[Case, ...]:
-    """All cases; with ``quick``, in sizes of a second."""
+    """Return all cases; with ``quick``, in sizes that take seconds."""
     n = tuple(10**k for k in range(2, 4 if quick else 7))
     batch = tuple(10**k for k in range(3 if quick else 5))
     q = (1, 3, 10, 30) if quick else (1, 3, 10, 30, 100, 300, 1000)

@@ -1,8 +1,8 @@
 """A million series made coherent and non-negative in bounded memory: ``python -m benchmarks.million [--draws 200]``.
 
-A tree of 1,010,111 series and a crossed hierarchy (10 places x 100,000 products) of 1,100,011. One step of the horizon:
-the coherent law's mean and marginal variances, the coherent and non-negative mean, and draws of it, a few at a time,
-each checked against S itself:
+The hierarchies are a tree of 1,010,111 series and a crossed one (10 places x 100,000 products) of 1,100,011. One step
+of the horizon is projected: mean and variances of the coherent law, those of the coherent and non-negative law, and
+draws of it, a few at a time. Every draw is checked against S itself:
 
     |u_aggregate - S u_bottom| <= 1e-12 S |u_bottom|,      u >= 0.
 
@@ -45,7 +45,7 @@ class Step:
     case: str
     size: int
     seconds: float
-    processor_seconds: float  # of this thread, whatever else the machine is busy with
+    processor_seconds: float  # of this thread, unaffected by other work on the machine
     violation: float
     setup_seconds: float
     count: int = 1
@@ -69,7 +69,11 @@ class Step:
 
 
 def check(summation: sp.csr_array, draws: Tensor) -> float:
-    """The worst relative incoherence of draws (count, n); refuses any above 1e-12, below 0 or not a number."""
+    """Return the worst relative incoherence of draws ``(count, n)``.
+
+    Raises:
+        ConvergenceError: If it is above 1e-12, or a value is negative or NaN.
+    """
     bottoms = summation.shape[1]
     values = draws.numpy()
     upper, bottom = values[:, :-bottoms], values[:, -bottoms:]
@@ -86,7 +90,7 @@ def check(summation: sp.csr_array, draws: Tensor) -> float:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, np.ndarray]:
-    """The result of a piece of work, and its seconds by the clock and of the processor."""
+    """Return the result of a piece of work, and its seconds by the clock and of the processor."""
     start = np.array([time.perf_counter(), time.process_time()])
     return work(), np.array([time.perf_counter(), time.process_time()]) - start
 
@@ -134,7 +138,7 @@ def run(quick: bool = False, draws: int = 200) -> Iterator[Step]:
 
 
 def main() -> None:
-    """Measure and keep the lines."""
+    """Measure and append the lines."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.million", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a thousand series, which are only printed")
     parser.add_argument("--draws", type=int, default=200)

@@ -2,7 +2,7 @@
 
 Tourism-L (555 series, 36 steps) by MinTrace, dense and sparse, and an M5-shaped crossed hierarchy (42,840 series,
 30,490 of them bottoms, 12 levels, 28 steps) by MinTraceSparse. With non-negativity the peer clips its base forecasts
-first, so that its objective is not the least: the shares by which it is larger are told.
+first. Its objective is then not minimal; the notes say by how much it is larger.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One suite in this process: ``python -m benchmarks.worker SUITE FOLDER``; appends its result lines as they come.
+"""Runs one suite in this process and appends its result lines: ``python -m benchmarks.worker SUITE FOLDER``.
 
-A one-thread suite is bound to one processor, which holds for every library whatever settings it reads.
+A one-thread suite is bound to one processor, which limits every library whatever its settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPEED, OVERHEAD = ("case", "peer"), ("case",)
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions; a package that is missing ends the process with the reason."""
+    """Return installed versions; a missing package ends the process with the reason."""
     try:
         return {name: metadata.version(name) for name in packages}
     except metadata.PackageNotFoundError as error:
@@ -31,7 +31,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def main(name: str, folder: Path, quick: bool = False) -> None:
-    """Run a suite and keep its lines."""
+    """Run a suite and append its lines."""
     suite = SUITES[name]
     about = {"family": name, "versions": versions("torch", "numpy", *suite.packages)}
     if suite.threads == 1 and hasattr(os, "sched_setaffinity"):

@@ -112,7 +112,7 @@ def _timing(request: Request) -> list[Path]:
     chosen = _listed(request.problems)
     path = request.folder / "timing.jsonl"
     if not request.render:
-        from experiments.forecasting.runs import DATASETS
+        from experiments.forecasting.rows import DATASETS
 
         check_choices("problem", chosen, (*timing.PROBLEMS, *DATASETS))
         fields = [name for name in chosen or timing.PROBLEMS if name not in DATASETS]

@@ -78,9 +78,10 @@ def forecast_cases(datasets: Sequence[str]) -> Iterator[Case]:
     """Yield a case per data set: DeepVAR at the settings of the forecasting table.
 
     Args:
-        datasets: Some of ``experiments.forecasting.runs.DATASETS``.
+        datasets: Some of ``experiments.forecasting.rows.DATASETS``.
     """
-    from experiments.forecasting.runs import SETTINGS, origins
+    from experiments.forecasting.rows import SETTINGS
+    from experiments.forecasting.runs import origins
     from probhard.forecasting.models.estimator import DeepVAREstimator
     from probhard.forecasting.models.windows import RandomWindows, Windows
 

@@ -15,7 +15,7 @@ from typing import Any
 from scipy import stats
 
 from experiments import templates
-from experiments.forecasting.runs import CLASSICAL, DATASETS, NAIVE, POOL, SETTINGS
+from experiments.forecasting.rows import CLASSICAL, DATASETS, NAIVE, POOL, SETTINGS
 from experiments.templates import Figure, MissingFigureError
 from probhard.method import METHODS
 

@@ -68,9 +68,9 @@ def test_committed_pages_of_fields_are_what_their_lines_give(table: str) -> None
 
 
 def test_committed_pages_of_forecasts_and_times_are_what_their_lines_give() -> None:
-    from experiments.forecasting import runs, tables
+    from experiments.forecasting import rows, tables
 
-    lines = Records(RESULTS / "forecasting.jsonl", runs.KEYS).read()
+    lines = Records(RESULTS / "forecasting.jsonl", rows.KEYS).read()
     assert tables.render(lines) == (RESULTS / "forecasting.md").read_text()
     lines = Records(RESULTS / "timing.jsonl", timing.KEYS).read()
     assert timing.render(lines) == (RESULTS / "timing.md").read_text()
