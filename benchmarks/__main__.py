@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suites", nargs="*", help=f"some of {', '.join(SUITES)}")
     parser.add_argument("--quick", action="store_true", help="rough figures, to results/quick/speed")
-    parser.add_argument("--render", action="store_true", help="only write the report of the lines that are there")
+    parser.add_argument("--render", action="store_true", help="only write the report of existing lines")
     parser.add_argument("--output", type=Path, help="folder of lines and report")
     given = parser.parse_args()
     folder = given.output or (runner.ROOT / "results" / "quick" / "speed" if given.quick else runner.FOLDER)

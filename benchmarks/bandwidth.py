@@ -1,18 +1,15 @@
 """The distance to the hardware: O(n) projections against a plain pass over memory, ``python -m benchmarks.bandwidth``.
 
-    factor = seconds of the projection / seconds of z * w + b for as many bytes,
+    factor = seconds of the projection / seconds of z * w + b for as many bytes.
 
-the bytes of a projection being its inputs once and its outputs once. Both are timed in turn (processor time of one
-thread), out of the cache and with freed memory kept by the allocator, and the least time of each counts. The goal is a
-factor of at most 5. The lines go to ``results/speed/bandwidth.jsonl``.
+The bytes of a projection are its inputs once and its outputs once. Both are timed in turn, in processor time of one
+thread. The data do not fit the cache, and the allocator keeps freed memory. The least time of each counts. The goal is
+a factor of at most 5. The lines go to ``results/speed/bandwidth.jsonl``.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,11 +20,12 @@ import torch
 from experiments.records import Records
 
 import probhard as ph
+from benchmarks import machine
 from benchmarks.hierarchies import tree
 from probhard._util import memory
 
 FOLDER = Path(__file__).parents[1] / "results" / "speed"
-CLOCK = time.process_time  # of one thread, whatever else the machine is busy with
+CLOCK = time.process_time  # of one thread, unaffected by other work on the machine
 GOAL = 5.0
 HEADER = f"{'case':<44} {'n':>11} {'ms':>9} {'pass ms':>9} {'factor':>7} {'pass GB/s':>9}"
 
@@ -50,7 +48,7 @@ class Distance:
 
     def record(self) -> dict[str, Any]:
         """The result line."""
-        return {**asdict(self), "factor": self.factor, "goal": GOAL, "load": os.getloadavg()[0]}
+        return {**asdict(self), "factor": self.factor, "goal": GOAL, "load": machine.load()}
 
     def line(self) -> str:
         """A row to print."""
@@ -58,23 +56,6 @@ class Distance:
             f"{self.case:<44} {self.size:>11,} {self.seconds * 1e3:>9.1f} {self.pass_seconds * 1e3:>9.1f} "
             f"{self.factor:>7.2f} {self.bandwidth / 1e9:>9.2f}"
         )
-
-
-def peak(work: Callable[[], Any]) -> tuple[Any, int | None]:
-    """The result of a piece of work, and the bytes by which the resident set grows at most meanwhile (Linux)."""
-
-    def resident(name: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
-
-    gc.collect()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-        before = resident("VmRSS")
-    except OSError:
-        return work(), None
-    return work(), max(0, resident("VmHWM") - before)
 
 
 def mass(size: int, total: float = 0.5) -> ph.Constraint:
@@ -86,14 +67,14 @@ def slices(rows: int, width: int) -> ph.Constraint:
 
 
 def least(*work: Callable[[], object], repeats: int) -> list[float]:
-    """The least seconds of each piece of work, run in turn."""
-    found = [float("inf")] * len(work)
+    """Return the least seconds of each piece of work, run in turn."""
+    seconds = [float("inf")] * len(work)
     for _ in range(repeats):
         for k, piece in enumerate(work):
             start = CLOCK()
             piece()
-            found[k] = min(found[k], CLOCK() - start)
-    return found
+            seconds[k] = min(seconds[k], CLOCK() - start)
+    return seconds
 
 
 def distance(
@@ -108,8 +89,8 @@ def distance(
 
     def project() -> object:
         if law:
-            found = layer((z, stddev), constraint)
-            return found.mean, found.scale
+            projected = layer((z, stddev), constraint)
+            return projected.mean, projected.scale
         return layer.project(z, constraint, dist=(z, given.expand(size))).value
 
     with torch.no_grad():
@@ -138,7 +119,7 @@ def run(quick: bool = False) -> Iterator[Distance]:
 
 
 def main() -> None:
-    """Measure and keep the lines."""
+    """Measure and append the lines."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bandwidth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, which are only printed")
     given = parser.parse_args()
@@ -146,10 +127,10 @@ def main() -> None:
     memory.keep_freed()
     records = Records(FOLDER / "bandwidth.jsonl", ("case", "dtype"))
     print(HEADER)
-    for found in run(given.quick):
-        print(f"{found.line()} {found.dtype}", flush=True)
+    for result in run(given.quick):
+        print(f"{result.line()} {result.dtype}", flush=True)
         if not given.quick:
-            records.append(found.record())
+            records.append(result.record())
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def dense_oblique(mean: Tensor, stddev: Tensor, weights: Tensor, mass: Tensor) -
     gain = variance * weights / (variance * weights.square()).sum(-1, keepdim=True)
     projector = torch.eye(len(weights), dtype=mean.dtype) - gain.unsqueeze(-1) * weights
     moved = (projector @ mean.unsqueeze(-1)).squeeze(-1) + gain * mass.unsqueeze(-1)
-    found = (projector.square() @ variance.unsqueeze(-1)).squeeze(-1)
-    return moved, found.clamp(min=1e-12).sqrt()
+    left = (projector.square() @ variance.unsqueeze(-1)).squeeze(-1)
+    return moved, left.clamp(min=1e-12).sqrt()
 
 
 def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
@@ -57,11 +57,11 @@ def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
 
     for metric in ("oblique", "orthogonal"):
         layer = ph.DPPL(metric)
-        alone, full, found = measured(base, dense, lambda layer=layer: ours(layer))
+        alone, full, projected = measured(base, dense, partial(ours, layer))
         if metric == "oblique":
             judge = partial(worst, constraint)
-            yield Comparison.of(f"{case}, oblique", "dense n x n projector", full, found, judge)
-        yield Overhead(f"{case}, {metric}", alone.seconds, found.seconds, 1.1, EAGER)
+            yield Comparison.of(f"{case}, oblique", "dense n x n projector", full, projected, judge)
+        yield Overhead(f"{case}, {metric}", alone.seconds, projected.seconds, 1.1, EAGER)
     yield _training_step(constraint, target)
 
 

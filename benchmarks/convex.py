@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,10 +91,10 @@ def program(problem: Problem) -> Program:
 def backward(solve: Callable[[Tensor], Tensor], z: Tensor, slope: Tensor) -> Solved:
     """Points and the gradient in z of their product with ``slope``, by torch."""
     leaf = z.clone().requires_grad_()
-    found = solve(leaf)
-    (found * slope).sum().backward()
+    nearest = solve(leaf)
+    (nearest * slope).sum().backward()
     assert leaf.grad is not None
-    return found.detach(), leaf.grad
+    return nearest.detach(), leaf.grad
 
 
 def comparisons(
@@ -104,7 +106,7 @@ def comparisons(
     explanation: str = "",
 ) -> Iterator[Comparison]:
     """Compare a peer on every set that it can do."""
-    kwargs = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
+    kwargs: dict[str, Any] = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
     noise, slope = (torch.randn(8 if quick else PROFILES, POINTS, **kwargs) for _ in range(2))
     z = torch.linspace(0, 1, POINTS, dtype=torch.float64) + 0.3 * noise
     layer = ph.DPPL("orthogonal")
@@ -118,18 +120,20 @@ def comparisons(
         def judge(solved: Solved, constraint: ph.Constraint = problem.constraint) -> float:
             return worst(constraint, solved[0])
 
-        runs = measured(build(problem, z, slope), lambda project=project: backward(project, z, slope))
-        gradient = _gradient_errors(project, z, slope, *(run.value[1] for run in runs))
+        theirs, ours = measured(build(problem, z, slope), partial(backward, project, z, slope))
+        gradient = _gradient_errors(project, z, slope, theirs.value[1], ours.value[1])
         goal = (goals or {}).get(problem.name)
         case = f"{problem.name}, {len(z)} x {POINTS}"
-        yield Comparison.of(case, peer, *runs, judge, goal=goal, gradient=gradient, explanation=explanation)
+        yield Comparison.of(case, peer, theirs, ours, judge, goal=goal, gradient=gradient, explanation=explanation)
 
 
-def _gradient_errors(project: Callable[[Tensor], Tensor], z: Tensor, slope: Tensor, *found: Tensor) -> tuple:
+def _gradient_errors(
+    project: Callable[[Tensor], Tensor], z: Tensor, slope: Tensor, *gradients: Tensor
+) -> tuple[float, ...]:
     """Relative distance of gradients from central differences, over the checked columns."""
     true = []
     for column in CHECKED:
         step = torch.zeros(POINTS, dtype=z.dtype).index_fill(0, torch.tensor(column), STEP)
         true.append(((project(z + step) - project(z - step)) * slope).sum(-1) / (2 * STEP))
     exact = torch.stack(true, -1)
-    return tuple(float((one[:, list(CHECKED)] - exact).norm() / exact.norm()) for one in found)
+    return tuple(float((one[:, list(CHECKED)] - exact).norm() / exact.norm()) for one in gradients)

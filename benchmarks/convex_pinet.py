@@ -37,18 +37,19 @@ def build(problem: Problem, z: Tensor, slope: Tensor) -> Callable[[], Solved]:
     layer = Project(eq_constraint=equal, ineq_constraint=unequal, box_constraint=box)
     weights, points = (jnp.asarray(x.numpy())[..., None] for x in (slope, z))
 
-    @jax.jit
     def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         def value(y: jax.Array) -> tuple[jax.Array, jax.Array]:
-            found = layer.call(y_raw=Instance(x=y), n_iter=FORWARD, n_iter_bwd=BACKWARD)[0].x
-            return (found * weights).sum(), found
+            nearest = layer.call(y_raw=Instance(x=y), n_iter=FORWARD, n_iter_bwd=BACKWARD)[0].x
+            return (nearest * weights).sum(), nearest
 
-        (_, found), gradient = jax.value_and_grad(value, has_aux=True)(x)
-        return found, gradient
+        (_, nearest), gradient = jax.value_and_grad(value, has_aux=True)(x)
+        return nearest, gradient
+
+    compiled = jax.jit(both)
 
     def solved() -> Solved:
-        found, gradient = (torch.from_numpy(np.array(x[..., 0])) for x in both(points))
-        return found, gradient
+        nearest, gradient = (torch.from_numpy(np.array(x[..., 0])) for x in compiled(points))
+        return nearest, gradient
 
     return solved
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 
 import torch
-from experiments.forecasting.runs import DATASETS, SETTINGS
+from experiments.forecasting.rows import DATASETS, SETTINGS
 
 from benchmarks.timing import Comparison, Overhead, measured
 from probhard.forecasting.data.datasets import load
@@ -29,11 +29,12 @@ def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
         module, window = _setup(dataset)
         names = ("base", "probhard-or", "probhard-ob", "hier-e2e")
         alone, *projected, drawn = (_step(module, name, window) for name in names)
-        base, *found = measured(alone, *projected)  # without the large one, which empties the caches
-        for (short, goal), one in zip(GOALS.items(), found):
+        base, *constrained = measured(alone, *projected)  # without the large one, which empties the caches
+        for (short, goal), one in zip(GOALS.items(), constrained):
             yield Overhead(f"training step of DeepVAR, {dataset}, {short}", base.seconds, one.seconds, goal)
         case = f"training step of DeepVAR, {dataset}, or"
-        yield Comparison.of(case, "HierE2E, 100 draws", *measured(drawn, projected[0]), goal=3)
+        theirs, ours = measured(drawn, projected[0])
+        yield Comparison.of(case, "HierE2E, 100 draws", theirs, ours, goal=3)
 
 
 def _setup(dataset: str) -> tuple[DeepVARModule, Window]:

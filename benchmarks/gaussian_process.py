@@ -56,7 +56,7 @@ def run(quick: bool = False) -> Iterator[Comparison]:
         return layer(given, constraint).sample((DRAWS,))
 
     judge = partial(worst, constraint)
-    theirs, plain, found = measured(peer, dense, ours)
+    theirs, plain, projected = measured(peer, dense, ours)
     case = f"{DRAWS} draws of a process on {POINTS} points"
-    yield Comparison.of(case, "gpytorch", theirs, found, judge, explanation=COUPLED)
-    yield Comparison.of(case, "torch Cholesky + 1e-8", plain, found, judge, explanation=COUPLED)
+    yield Comparison.of(case, "gpytorch", theirs, projected, judge, explanation=COUPLED)
+    yield Comparison.of(case, "torch Cholesky + 1e-8", plain, projected, judge, explanation=COUPLED)

@@ -76,8 +76,8 @@ def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
         return law.mean.detach()
 
     metrics = ("oblique", "orthogonal")
-    peer, *found = measured(dense, *(partial(ours, ph.DPPL(metric)) for metric in metrics))
-    for metric, one in zip(metrics, found):
+    peer, *projected = measured(dense, *(partial(ours, ph.DPPL(metric)) for metric in metrics))
+    for metric, one in zip(metrics, projected):
         case = f"Tourism-L with variances, {mean[..., 0].numel()} steps, {metric}"
         yield Comparison.of(case, "dense inverse, oblique", peer, one, partial(worst, hierarchy), goal=20)
     yield from doubling(TREE if not quick else (2, 3, 4))
@@ -98,7 +98,7 @@ def doubling(fan_out: tuple[int, ...]) -> Iterator[Overhead]:
         return projected
 
     factors = (1, 2, 4)
-    found = measured(*map(work, factors))
-    for factor, small, large in zip(factors, found, found[1:]):
+    runs = measured(*map(work, factors))
+    for factor, small, large in zip(factors, runs, runs[1:]):
         bottoms = factor * int(np.prod(fan_out))
         yield Overhead(f"tree of {bottoms:,} bottoms, doubled", small.seconds, large.seconds, 2.3)

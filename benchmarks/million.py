@@ -1,8 +1,8 @@
 """A million series made coherent and non-negative in bounded memory: ``python -m benchmarks.million [--draws 200]``.
 
-A tree of 1,010,111 series and a crossed hierarchy (10 places x 100,000 products) of 1,100,011. One step of the horizon:
-the coherent law's mean and marginal variances, the coherent and non-negative mean, and draws of it, a few at a time,
-each checked against S itself:
+The hierarchies are a tree of 1,010,111 series and a crossed one (10 places x 100,000 products) of 1,100,011. One step
+of the horizon is projected: mean and variances of the coherent law, those of the coherent and non-negative law, and
+draws of it, a few at a time. Every draw is checked against S itself:
 
     |u_aggregate - S u_bottom| <= 1e-12 S |u_bottom|,      u >= 0.
 
@@ -12,12 +12,10 @@ A dense method would hold n^2 numbers. The lines go to ``results/speed/growth.js
 from __future__ import annotations
 
 import argparse
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,9 @@ from experiments.records import Records
 from torch import Tensor
 
 import probhard as ph
+from benchmarks import machine
 from benchmarks.bandwidth import FOLDER
-from benchmarks.growth import KEYS, crossed
+from benchmarks.growth_cases import KEYS, crossed
 from benchmarks.hierarchies import tree
 from probhard._util import memory
 
@@ -46,35 +45,35 @@ class Step:
     case: str
     size: int
     seconds: float
-    processor_seconds: float  # of this thread, whatever else the machine is busy with
+    processor_seconds: float  # of this thread, unaffected by other work on the machine
     violation: float
     setup_seconds: float
     count: int = 1
     seconds_backward: float = 0.0
     axis: str = "n"
 
-    @property
-    def memory(self) -> int:
-        """The largest resident set of this process so far."""
-        unit = 1 if sys.platform == "darwin" else 1024
-        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
     def record(self) -> dict[str, Any]:
         """The result line."""
-        more = {"memory": self.memory, "dense_memory": 8 * self.size**2, "load": os.getloadavg()[0]}
+        more = {"memory": machine.largest(), "dense_memory": 8 * self.size**2, "load": machine.load()}
         return {**asdict(self), "seconds_each": self.seconds / self.count, **more}
 
     def line(self) -> str:
         """A row to print."""
+        largest = machine.largest()
+        memory = "-" if largest is None else f"{largest / 1e9:.2f}"
         return (
             f"{self.case:<48} {self.size:>10,} {self.seconds:>9.2f} {self.seconds / self.count:>8.3f} "
-            f"{self.processor_seconds / self.count:>8.3f} {self.memory / 1e9:>8.2f} {8 * self.size**2 / 1e9:>9,.0f} "
+            f"{self.processor_seconds / self.count:>8.3f} {memory:>8} {8 * self.size**2 / 1e9:>9,.0f} "
             f"{self.violation:>9.1e}"
         )
 
 
 def check(summation: sp.csr_array, draws: Tensor) -> float:
-    """The worst relative incoherence of draws (count, n); refuses any above 1e-12, below 0 or not a number."""
+    """Return the worst relative incoherence of draws ``(count, n)``.
+
+    Raises:
+        ConvergenceError: If it is above 1e-12, or a value is negative or NaN.
+    """
     bottoms = summation.shape[1]
     values = draws.numpy()
     upper, bottom = values[:, :-bottoms], values[:, -bottoms:]
@@ -91,7 +90,7 @@ def check(summation: sp.csr_array, draws: Tensor) -> float:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, np.ndarray]:
-    """The result of a piece of work, and its seconds by the clock and of the processor."""
+    """Return the result of a piece of work, and its seconds by the clock and of the processor."""
     start = np.array([time.perf_counter(), time.process_time()])
     return work(), np.array([time.perf_counter(), time.process_time()]) - start
 
@@ -112,7 +111,9 @@ def steps(name: str, build: Callable[[], ph.Hierarchy], draws: int, together: in
         return law, law.mean, law.variance
 
     def step(what: str, seconds: np.ndarray, violation: float, count: int = 1) -> Step:
-        return Step(f"million, {name}: {what}", size, *seconds.tolist(), violation, float(setup[0]), count)
+        return Step(
+            f"million, {name}: {what}", size, float(seconds[0]), float(seconds[1]), violation, float(setup[0]), count
+        )
 
     (_, mean, _), seconds = timed(lambda: moments(hierarchy))
     yield step("mean and variances", seconds, float(hierarchy.relative_violation(mean)))
@@ -121,8 +122,8 @@ def steps(name: str, build: Callable[[], ph.Hierarchy], draws: int, together: in
     seconds, worst = np.zeros(2), 0.0
     for done in range(0, draws, together):
         count = min(together, draws - done)
-        found, spent = timed(lambda count=count: law.sample((count,)))
-        seconds, worst = seconds + spent, max(worst, check(hierarchy.summation, found))
+        batch, spent = timed(partial(law.sample, (count,)))
+        seconds, worst = seconds + spent, max(worst, check(hierarchy.summation, batch))
     yield step("non-negative draws", seconds, worst, draws)
 
 
@@ -137,7 +138,7 @@ def run(quick: bool = False, draws: int = 200) -> Iterator[Step]:
 
 
 def main() -> None:
-    """Measure and keep the lines."""
+    """Measure and append the lines."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.million", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a thousand series, which are only printed")
     parser.add_argument("--draws", type=int, default=200)
@@ -146,10 +147,10 @@ def main() -> None:
     memory.keep_freed()
     records = Records(FOLDER / "growth.jsonl", KEYS)
     print(HEADER)
-    for found in run(given.quick, given.draws):
-        print(found.line(), flush=True)
+    for step in run(given.quick, given.draws):
+        print(step.line(), flush=True)
         if not given.quick:
-            records.append(found.record())
+            records.append(step.record())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from scipy.optimize import minimize
@@ -34,7 +35,7 @@ def sphere(u: Tensor) -> Tensor:
 def quadratics(scale: float, rows: int, variables: int) -> Callable[[Tensor], Tensor]:
     """``scale u A u / 2 + B u - c`` with random A and B, and c such that a feasible point exists."""
     source = torch.Generator().manual_seed(0)
-    kwargs = {"generator": source, "dtype": torch.float64}
+    kwargs: dict[str, Any] = {"generator": source, "dtype": torch.float64}
     bends, slopes = torch.randn(rows, variables, variables, **kwargs), torch.randn(rows, variables, **kwargs)
     inside = torch.randn(variables, **kwargs)
 
@@ -70,7 +71,7 @@ def plain(constraint: ph.NonlinearEquality, z: Tensor, variance: Tensor, steps: 
 
 def slsqp(constraint: ph.NonlinearEquality, z: Tensor, variance: Tensor) -> Tensor:
     """Point by point, with the same Jacobian."""
-    found = []
+    points = []
     for target, weight in zip(z.numpy(), (1 / variance).expand(z.shape).numpy()):
         rows = {
             "type": "eq",
@@ -85,13 +86,13 @@ def slsqp(constraint: ph.NonlinearEquality, z: Tensor, variance: Tensor) -> Tens
             method="SLSQP",
             options={"maxiter": 200, "ftol": 1e-12},
         )
-        found.append(torch.as_tensor(answer.x))
-    return torch.stack(found)
+        points.append(torch.as_tensor(answer.x))
+    return torch.stack(points)
 
 
 def run(quick: bool = False) -> Iterator[Comparison]:
     """Compare in float64."""
-    kwargs = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+    kwargs: dict[str, Any] = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
     constraint = ph.NonlinearEquality(quadratics(0.02, 3, 20))
     variance = torch.rand(20, **kwargs) + 0.1
     z = torch.randn(100 if quick else 10_000, 20, **kwargs)
@@ -102,42 +103,44 @@ def run(quick: bool = False) -> Iterator[Comparison]:
     def ours(points: Tensor) -> Tensor:
         return layer.project(points, constraint, dist).value
 
-    runs = measured(lambda: plain(constraint, z, variance, STEPS)[0], lambda: ours(z))
+    theirs, exact = measured(lambda: plain(constraint, z, variance, STEPS)[0], lambda: ours(z))
     case = f"{len(z):,} draws on 3 mild quadratics, n = 20"
-    yield Comparison.of(case, "plain iteration", *runs, judge, explanation=CHECKED)
+    yield Comparison.of(case, "plain iteration", theirs, exact, judge, explanation=CHECKED)
 
     few = z[:20]
-    runs = measured(lambda: slsqp(constraint, few, variance), lambda: ours(few))
-    yield Comparison.of("20 draws on 3 mild quadratics, n = 20", "scipy SLSQP, one by one", *runs, judge)
+    theirs, exact = measured(lambda: slsqp(constraint, few, variance), lambda: ours(few))
+    yield Comparison.of("20 draws on 3 mild quadratics, n = 20", "scipy SLSQP, one by one", theirs, exact, judge)
 
     mean = z[:400].clone().requires_grad_()
     stddev = variance.sqrt().expand(mean.shape).clone().requires_grad_()
     target = torch.randn(mean.shape, **kwargs)
 
     def unrolled() -> Tensor:
-        found = plain(constraint, mean, stddev.square(), STEPS)[0]
-        found.sub(target).square().sum().backward()
-        return found.detach()
+        nearest = plain(constraint, mean, stddev.square(), STEPS)[0]
+        nearest.sub(target).square().sum().backward()
+        return nearest.detach()
 
     for curvature in ("gauss-newton", "exact"):
         trained = ph.DPPL(curvature=curvature, on_failure="flag", validate_args=False)
 
         def implicit(trained: ph.DPPL = trained) -> Tensor:
-            found = trained.project(mean, constraint, (mean, stddev)).value
-            found.sub(target).square().sum().backward()
-            return found.detach()
+            nearest = trained.project(mean, constraint, (mean, stddev)).value
+            nearest.sub(target).square().sum().backward()
+            return nearest.detach()
 
         case = f"gradient of {len(mean)} projected means, {curvature}"
-        yield Comparison.of(case, "unrolled plain iteration", *measured(unrolled, implicit), judge, explanation=CHECKED)
+        theirs, exact = measured(unrolled, implicit)
+        yield Comparison.of(case, "unrolled plain iteration", theirs, exact, judge, explanation=CHECKED)
 
 
 def convergence_study(draws: int = 10_000) -> None:
     """Print the share of draws made feasible and nearest, and the mean steps, from mild to strong curvature."""
-    kwargs = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+    kwargs: dict[str, Any] = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
     unit = torch.nn.functional.normalize(torch.randn(draws, 10, **kwargs), dim=-1)
     noise, variance = torch.randn(draws, 10, **kwargs), torch.rand(10, **kwargs) + 0.1
     ones = torch.ones(10, dtype=torch.float64)
     radii = (0.05, 0.3, 0.9, 1.1, 2, 5, 30)
+    cases: list[tuple[str, Callable[[Tensor], Tensor], Tensor, Tensor]]
     cases = [(f"sphere from radius {r:g}, orthogonal", sphere, r * unit, ones) for r in radii]
     cases += [(f"sphere from radius {r:g}, oblique", sphere, r * unit, variance) for r in radii]
     for scale in (0.05, 0.1, 0.2, 0.5, 1):
@@ -146,11 +149,11 @@ def convergence_study(draws: int = 10_000) -> None:
     print(f"{'case':<38}" + 2 * f" {'feasible':>10} {'nearest':>10} {'steps':>8}  ")
     for name, fn, z, weights in cases:
         constraint = ph.NonlinearEquality(fn)
-        found = ph.DPPL(on_failure="flag").project(z, constraint, (torch.zeros_like(weights), weights.sqrt()))
-        ours = constraint.relative_violation(found.value) <= SHARE
+        solution = ph.DPPL(on_failure="flag").project(z, constraint, (torch.zeros_like(weights), weights.sqrt()))
+        ours = constraint.relative_violation(solution.value) <= SHARE
         u, steps, left = plain(constraint, z, weights, STEPS)
         theirs = constraint.relative_violation(u).nan_to_num(torch.inf) <= SHARE
-        parts = (ours, found.stats.converged, found.stats.steps), (theirs, left <= STATIONARY, steps)
+        parts = (ours, solution.stats.converged, solution.stats.steps), (theirs, left <= STATIONARY, steps)
         columns = [
             f" {_share(good):>10} {_share(good & near):>10} {float(count.double().mean()):>8.1f}  "
             for good, near, count in parts

@@ -9,6 +9,7 @@ the network's law is scaled to a hundredth and added to the exact field, which s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from experiments.pde.measures import dataset
@@ -46,10 +47,10 @@ def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
     network = VarianceNO(padding=PADDING)
     if not quick:
         network.compile()
-    problem = Advection()
+    problem: Problem = Advection()
     batch = dataset(problem, problem.parameters(fields))
     padding = [PADDING / 2 / size for size in problem.shape]
-    bare = {"use_channel_mlp": False, "positional_embedding": None}
+    bare: dict[str, Any] = {"use_channel_mlp": False, "positional_embedding": None}
     peers = {
         "neuraloperator FNO": OperatorBackbone.fourier(domain_padding=padding),
         "neuraloperator FNO, bare": OperatorBackbone.fourier(domain_padding=padding, **bare),
@@ -59,10 +60,10 @@ def run(quick: bool = False) -> Iterator[Comparison | Overhead]:
         return _step(ph.ConstrainedModel(backbone, problem.constraint, "base"), batch)
 
     eager, ours, *theirs = map(step_of, (VarianceNO(padding=PADDING), network, *peers.values()))
-    slow, fast, *found = measured(eager, ours, *theirs)
-    for name, one, goal in zip(peers, found, (2, None)):
-        more = {"explanation": UNPROJECTED, "goal": goal}
-        yield Comparison.of("training step of VarianceNO, compiled", name, one, fast, **more)
+    slow, fast, *rivals = measured(eager, ours, *theirs)
+    for name, one, goal in zip(peers, rivals, (2, None)):
+        compiled = "training step of VarianceNO, compiled"
+        yield Comparison.of(compiled, name, one, fast, explanation=UNPROJECTED, goal=goal)
         yield Comparison.of("training step of VarianceNO, eager", name, one, slow, explanation=UNPROJECTED)
     for name in ("heat", "pme", "stefan", "advection"):
         problem = PROBLEMS[name]()
@@ -101,10 +102,11 @@ def _overheads(
 ) -> Iterator[Overhead]:
     """Steps of one network without a method and with each."""
     batch = dataset(problem, problem.parameters(fields))
+    assert batch.target is not None
     backbone = Trained(network, batch.target) if near else network
     rows = {"base": METHODS["base"], **methods}
-    base, *found = measured(*(_step(ph.ConstrainedModel(backbone, rule, one), batch) for one in rows.values()))
-    for name, one in zip(methods, found):
+    base, *constrained = measured(*(_step(ph.ConstrainedModel(backbone, rule, one), batch) for one in rows.values()))
+    for name, one in zip(methods, constrained):
         yield Overhead(f"training step of {case}, {name}", base.seconds, one.seconds, goal)
 
 

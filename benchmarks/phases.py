@@ -36,12 +36,12 @@ def mixed_integer(z: Tensor, mass: Tensor) -> Tensor:
     u, b, goal, total = cp.Variable(POINTS), cp.Variable(POINTS, boolean=True), cp.Parameter(POINTS), cp.Parameter()
     said = [cp.diff(u) <= 0, cp.sum(u) / POINTS == total, u >= LEAST * b, u <= b]
     problem = cp.Problem(cp.Minimize(cp.sum_squares(u - goal)), said)
-    found = []
+    profiles = []
     for point, one in zip(z.numpy(), mass.numpy()):
         goal.value, total.value = point, one
         problem.solve(solver=cp.SCIP, scip_params={"parallel/maxnthreads": 1})
-        found.append(np.asarray(u.value))
-    return torch.from_numpy(np.stack(found))
+        profiles.append(np.asarray(u.value))
+    return torch.from_numpy(np.stack(profiles))
 
 
 def run(quick: bool = False) -> Iterator[Comparison]:

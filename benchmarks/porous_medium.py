@@ -75,7 +75,7 @@ def scipy_field(problem: PorousMedium, m: Tensor, z: Tensor, variance: Tensor) -
 
     weight, target = (1 / variance).numpy(), z.numpy()
     rows = NonlinearConstraint(residual, 0, 0, jac=jacobian, hess=lambda u, y: sp.csr_matrix((len(u), len(u))))
-    found = minimize(
+    result = minimize(
         lambda u: 0.5 * float(weight @ (u - target) ** 2),
         target,
         jac=lambda u: weight * (u - target),
@@ -84,7 +84,7 @@ def scipy_field(problem: PorousMedium, m: Tensor, z: Tensor, variance: Tensor) -
         method="trust-constr",
         options={"maxiter": 60, "gtol": 1e-10, "xtol": 1e-12},
     )
-    return torch.from_numpy(found.x)
+    return torch.from_numpy(result.x)
 
 
 def noisy(problem: PorousMedium, fields: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,9 +107,11 @@ def run(quick: bool = False) -> Iterator[Comparison]:
     def ours(constraint: ph.Constraint) -> Tensor:
         return layer.project(z, constraint, (z, variance.sqrt())).value
 
-    peer, found, positive = measured(lambda: generic(problem, m, z, variance), partial(ours, law), partial(ours, both))
+    peer, structured, positive = measured(
+        lambda: generic(problem, m, z, variance), partial(ours, law), partial(ours, both)
+    )
     judge, case = partial(worst, law), f"porous medium law, {fields} x 2,000"
-    yield Comparison.of(case, "138 rows by jacrev", peer, found, judge, goal=50)
+    yield Comparison.of(case, "138 rows by jacrev", peer, structured, judge, goal=50)
     yield Comparison.of(
         f"{case}, and u >= 0", "138 rows by jacrev", peer, positive, partial(worst, both), explanation=UNBOUNDED
     )
@@ -164,12 +166,12 @@ def convergence_study(most: int, networks: list[str]) -> None:
             for first in tqdm(range(0, rounds, CHUNK // FIELDS), desc=f"{name}, {rule}", disable=None):
                 z = law.sample((min(CHUNK // FIELDS, rounds - first),), source)
                 begin = time.perf_counter()
-                found = ph.DPPL(on_failure="flag").project(z, constraint, law)
+                solution = ph.DPPL(on_failure="flag").project(z, constraint, law)
                 seconds += time.perf_counter() - begin
-                good = constraint.relative_violation(found.value).nan_to_num(torch.inf) <= SHARE
+                good = constraint.relative_violation(solution.value).nan_to_num(torch.inf) <= SHARE
                 u, _, left = plain(flux, known.system.substitute(z, known.b)[0], free, 20)
                 theirs = flux.relative_violation(u).nan_to_num(torch.inf) <= SHARE
-                flags = good, found.stats.converged, found.stats.steps, theirs, theirs & (left <= STATIONARY)
+                flags = good, solution.stats.converged, solution.stats.steps, theirs, theirs & (left <= STATIONARY)
                 tallies += [float(x.double().sum()) for x in flags]
             count = rounds * FIELDS
             part = 100 * tallies / count

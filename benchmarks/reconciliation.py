@@ -2,7 +2,7 @@
 
 Tourism-L (555 series, 36 steps) by MinTrace, dense and sparse, and an M5-shaped crossed hierarchy (42,840 series,
 30,490 of them bottoms, 12 levels, 28 steps) by MinTraceSparse. With non-negativity the peer clips its base forecasts
-first, so that its objective is not the least: the shares by which it is larger are told.
+first. Its objective is then not minimal; the notes say by how much it is larger.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _compared(
         def theirs(method: Any = method) -> Tensor:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = method.fit_predict(S=matrix, y_hat=base)["mean"]
-            return torch.from_numpy(np.asarray(found).T.copy())
+                mean = method.fit_predict(S=matrix, y_hat=base)["mean"]
+            return torch.from_numpy(np.asarray(mean).T.copy())
 
         def ours(constraint: ph.Constraint = constraint) -> Tensor:
             return ph.DPPL().project(points, constraint, law).value
@@ -82,4 +82,5 @@ def _compared(
         what = "coherent, non-negative" if nonnegative else "coherent"
         more = f"Objective {objective[1]:,.1f}; the peer's is {objective[0] / objective[1] - 1:.2%} larger."
         case = f"{name}, {steps} steps, {what}"
-        yield Comparison.of(case, peer.__name__, *runs, partial(worst, constraint), goal=goal, explanation=more)
+        judge = partial(worst, constraint)
+        yield Comparison.of(case, peer.__name__, runs[0], runs[1], judge, goal=goal, explanation=more)

@@ -1,95 +1,129 @@
-"""The lines as a page with a table per suite, and as a picture of all ratios."""
+"""Result lines as a page with a table per suite, and as a picture of all ratios; the prose is in ``pages/``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.records import Records
-from matplotlib.figure import Figure
+from experiments.templates import Figure, MissingFigureError
+from matplotlib.figure import Figure as Canvas
 
 from benchmarks.suites import SUITES
+from experiments import templates
 
 Line = Mapping[str, Any]
+
+PAGE = Path(__file__).parent / "pages" / "speed.md"
 COLUMNS = ("case", "peer", "peer ms", "our ms", "ratio", "goal", "peer off by", "we are off by", "peer MB", "our MB")
 LAYER = ("case", "without, ms", "with, ms", "factor", "goal")
 
 
 def write(folder: Path, speed: Sequence[Line], overhead: Sequence[Line], suites: Sequence[Line]) -> list[Path]:
-    """Write ``speed.md`` and ``speed.png``; returns what was written."""
+    """Write ``speed.md`` and ``speed.png``; returns the files that were written.
+
+    Args:
+        folder: Where to write; the lines of ``million`` and ``bandwidth`` are read from it.
+        speed: Lines of ``Comparison.record``.
+        overhead: Lines of ``Overhead.record``.
+        suites: How each suite ended.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    million = [x for x in Records(folder / "growth.jsonl", ("case", "axis", "size")).read() if x.get("dense_memory")]
+    distances = Records(folder / "bandwidth.jsonl", ("case", "dtype")).read()
     page = folder / "speed.md"
-    page.write_text(render(speed, overhead, suites) + _sizes(folder))
+    page.write_text(render(speed, overhead, suites, million, distances))
     return [page, *picture(folder / "speed.png", speed)]
 
 
-def render(speed: Sequence[Line], overhead: Sequence[Line], suites: Sequence[Line]) -> str:
-    """The page: goals first, then a table per suite with explanations below it, then how the suites ended."""
-    parts = [
-        "# Speed against the peers",
-        "Ratio = the peer's seconds / ours, factor = seconds with the layer / without it: medians of runs in turn in "
-        "one process, same inputs, same threads; with one thread, seconds of the processor. "
-        "«Off by» is the worst relative violation of the constraint (of a score, which has none: its error). "
-        "MB is how much the resident memory grew at most during a run. "
-        "Bold ratios miss their goal or are below 1.",
-        _goals(speed, overhead),
-    ]
-    families = dict.fromkeys([*SUITES, *(line.get("family", "") for line in (*speed, *overhead))])
-    for family in families:
+def render(
+    speed: Sequence[Line],
+    overhead: Sequence[Line],
+    suites: Sequence[Line],
+    million: Sequence[Line] = (),
+    distances: Sequence[Line] = (),
+) -> str:
+    """Return the page: goals first, then a table per suite with notes, then how the suites ended.
+
+    Args:
+        speed: Lines of ``Comparison.record``.
+        overhead: Lines of ``Overhead.record``.
+        suites: How each suite ended.
+        million: Lines of ``million``.
+        distances: Lines of ``bandwidth``.
+    """
+    rates = [line["bandwidth"] / 1e9 for line in distances]
+    ends = [(line["suite"], line["status"], f"{line['seconds']:.0f}", _cell(line["reason"])) for line in suites]
+    values = {
+        "goals": _goals(speed, overhead),
+        "far": Figure(lambda _: f"{sum(line['factor'] > line['goal'] for line in _some(distances))}"),
+        "passes": len(distances),
+        "goal": max((line["goal"] for line in distances), default=0),
+        "families": "\n\n".join(_families(speed, overhead)),
+        "suites": templates.table(("suite", "end", "seconds", "reason"), ends) if suites else "",
+        "million": _million(million) if million else "",
+        "bandwidth": Figure(lambda _: f"{min(_some(rates)):.0f} to {max(rates):.0f}"),
+        "distances": _distances(distances),
+    }
+    return templates.fill(PAGE, values)
+
+
+Item = TypeVar("Item")
+
+
+def _some(items: Sequence[Item]) -> Sequence[Item]:
+    """The items, of which there must be some."""
+    if not items:
+        raise MissingFigureError("lines of bandwidth")
+    return items
+
+
+def _families(speed: Sequence[Line], overhead: Sequence[Line]) -> Iterator[str]:
+    """The heading, the tables, the notes and the setting of every suite that has lines."""
+    for family in dict.fromkeys([*SUITES, *(line.get("family", "") for line in (*speed, *overhead))]):
         here = [line for line in speed if line.get("family", "") == family]
         layers = [line for line in overhead if line.get("family", "") == family]
         if here or layers:
-            parts.append(f"## {SUITES[family].title if family in SUITES else family}")
-            parts += _tables(here, layers)
-            parts.append(_setting([*here, *layers]))
-    if suites:
-        rows = [(x["suite"], x["status"], f"{x['seconds']:.0f}", _cell(x["reason"])) for x in suites]
-        parts += ["## How the suites ended", _table(("suite", "end", "seconds", "reason"), rows)]
-    return "\n\n".join(parts) + "\n"
+            yield f"## {SUITES[family].title if family in SUITES else family}"
+            yield from _tables(here, layers)
+            yield _setting([*here, *layers])
 
 
-def _sizes(folder: Path) -> str:
-    """What ``million`` and ``bandwidth`` have kept, the last line of each case."""
-    million = [x for x in Records(folder / "growth.jsonl", ("case", "axis", "size")).read() if x.get("dense_memory")]
-    passes = Records(folder / "bandwidth.jsonl", ("case", "dtype")).read()
-    parts = []
-    if million:
-        rows = [
-            (
-                _cell(x["case"].removeprefix("million, ")),
-                f"{x['size']:,}",
-                f"{x['seconds_each']:.2f}",
-                f"{x['count']:,}",
-                f"{x['memory'] / 1e9:.1f}",
-                f"{x['dense_memory'] / 1e9:,.0f}",
-                _small(x["violation"]),
-            )
-            for x in million
-        ]
-        columns = ("case", "series", "seconds each", "how many", "peak GB so far", "dense GB", "off by")
-        parts += ["## A million series on one core", _table(columns, rows)]
-    if passes:
-        rows = [
-            (
-                _cell(x["case"]),
-                x["dtype"],
-                f"{x['size']:,}",
-                _milliseconds(x["seconds"]),
-                _milliseconds(x["pass_seconds"]),
-                _judged(f"{x['factor']:.1f}", x["factor"] > x["goal"]),
-            )
-            for x in passes
-        ]
-        columns = ("case", "dtype", "variables", "ms", "pass ms", "factor, goal 5")
-        rates = [x["bandwidth"] / 1e9 for x in passes]
-        about = f"Against a plain elementwise pass over as many bytes ({min(rates):.0f} to {max(rates):.0f} GB/s)."
-        parts += ["## The distance to the hardware", about, _table(columns, rows)]
-    return "\n" + "\n\n".join(parts) + "\n" if parts else ""
+def _million(lines: Sequence[Line]) -> str:
+    rows = [
+        (
+            _cell(line["case"].removeprefix("million, ")),
+            f"{line['size']:,}",
+            f"{line['seconds_each']:.2f}",
+            f"{line['count']:,}",
+            "" if line["memory"] is None else f"{line['memory'] / 1e9:.1f}",
+            f"{line['dense_memory'] / 1e9:,.0f}",
+            _small(line["violation"]),
+        )
+        for line in lines
+    ]
+    columns = ("case", "series", "seconds each", "how many", "peak GB so far", "dense GB", "off by")
+    return templates.table(columns, rows)
+
+
+def _distances(lines: Sequence[Line]) -> str:
+    rows = [
+        (
+            _cell(line["case"]),
+            line["dtype"],
+            f"{line['size']:,}",
+            _milliseconds(line["seconds"]),
+            _milliseconds(line["pass_seconds"]),
+            _judged(f"{line['factor']:.1f}", line["factor"] > line["goal"]),
+        )
+        for line in lines
+    ]
+    return templates.table(("case", "dtype", "variables", "ms", "pass ms", "factor, goal 5"), rows)
 
 
 def reached(line: Line) -> bool | None:
-    """Whether a line meets its goal; None if it has none."""
+    """Return whether a line meets its goal; None if it has no goal."""
     if line.get("goal") is None:
         return None
     return line["ratio"] >= line["goal"] if "ratio" in line else line["factor"] <= line["goal"]
@@ -102,9 +136,9 @@ def _goals(speed: Sequence[Line], overhead: Sequence[Line]) -> str:
     wrong = dict.fromkeys(line["peer"] for line in speed if line.get("wrong"))
     text += f" Wrong in at least one case: {', '.join(wrong)}." if wrong else ""
     for line in missed:
-        found = f"ratio {line['ratio']:.3g}" if "ratio" in line else f"factor {line['factor']:.3g}"
+        figure = f"ratio {line['ratio']:.3g}" if "ratio" in line else f"factor {line['factor']:.3g}"
         against = f" against {line['peer']}" if "peer" in line else ""
-        text += f"\n- Missed: {line['case']}{against}, {found}, goal {line['goal']:g}."
+        text += f"\n- Missed: {line['case']}{against}, {figure}, goal {line['goal']:g}."
     return text
 
 
@@ -141,23 +175,19 @@ def _tables(speed: Sequence[Line], overhead: Sequence[Line]) -> list[str]:
         )
         for x in overhead
     ]
-    parts = [_table(COLUMNS, rows)] if rows else []
-    parts += [_table(LAYER, layers)] if layers else []
+    parts = [templates.table(COLUMNS, rows)] if rows else []
+    parts += [templates.table(LAYER, layers)] if layers else []
     return [*parts, "\n".join(f"[{k}] {note}  " for k, note in enumerate(notes, 1))] if notes else parts
 
 
 def _setting(lines: Sequence[Line]) -> str:
-    found = {f"{name} {version}": None for line in lines for name, version in (line.get("versions") or {}).items()}
+    versions = {f"{name} {version}": None for line in lines for name, version in (line.get("versions") or {}).items()}
     threads = sorted({line.get("threads", 1) for line in lines})
     dates = sorted({line["date"] for line in lines if line.get("date")})
     loads = [line["load"] for line in lines if line.get("load") is not None]
-    said = [f"{'/'.join(map(str, threads))} thread{'s' if threads != [1] else ''}", ", ".join(found), *dates[-1:]]
+    said = [f"{'/'.join(map(str, threads))} thread{'s' if threads != [1] else ''}", ", ".join(versions), *dates[-1:]]
     said += [f"load of the machine {min(loads):.1f} to {max(loads):.1f}"] if loads else []
     return f"*{'; '.join(part for part in said if part)}*"
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows))
 
 
 def _cell(text: str) -> str:
@@ -172,7 +202,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
-def _small(value: float | None, wrong: bool = False) -> str:
+def _small(value: float | None, wrong: bool | None = False) -> str:
     if value is None:  # lines hold None for NaN too
         return "not finite" if wrong else ""
     return f"{value:.0e}" if value else "0"
@@ -183,12 +213,12 @@ def _megabytes(size: int | None) -> str:
 
 
 def picture(path: Path, speed: Sequence[Line]) -> list[Path]:
-    """All ratios as bars on a logarithmic axis, with their goals; hatched where the peer is wrong."""
+    """Write all ratios as bars on a logarithmic axis, with their goals, hatched if the peer is wrong."""
     if not speed:
         return []
     order = {family: k for k, family in enumerate(SUITES)}
     lines = sorted(speed, key=lambda line: order.get(line.get("family", ""), len(order)))
-    figure = Figure(figsize=(11, 1.6 + 0.24 * len(lines)), layout="constrained")
+    figure = Canvas(figsize=(11, 1.6 + 0.24 * len(lines)), layout="constrained")
     axes = figure.add_subplot()
     for row, line in enumerate(lines):
         colour = f"C{order.get(line.get('family', ''), 0) % 10}"

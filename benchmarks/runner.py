@@ -1,15 +1,13 @@
-"""All suites, each in a process of its own, and then the report.
+"""Runs the suites, each in a process of its own, and writes the report.
 
-Two suites run at a time, each bound to a processor of its own; those that measure memory run alone afterwards.
-What a suite finds is appended to ``speed.jsonl`` and ``overhead.jsonl`` as it comes, so that stopping loses nothing;
-``suites.jsonl`` says how each of them ended. A suite that fails, hangs or lacks its peer is reported; the rest runs on.
+Two suites run at a time, each bound to its own processor. Suites that measure memory run alone afterwards. Results are
+appended to ``speed.jsonl`` and ``overhead.jsonl`` at once, so that stopping loses nothing. ``suites.jsonl`` says how
+each suite ended. A suite that fails, hangs or lacks its peer is reported, and the others still run.
 """
 
 from __future__ import annotations
 
 import datetime
-import fcntl
-import json
 import os
 import queue
 import subprocess
@@ -22,7 +20,7 @@ from typing import Any
 
 from experiments.records import Records
 
-from benchmarks import report
+from benchmarks import machine, report
 from benchmarks.suites import SUITES
 from benchmarks.worker import OVERHEAD, SPEED
 from probhard.errors import check_choice
@@ -38,7 +36,7 @@ Command = Callable[[str, Path, bool], Sequence[str]]
 
 
 def command(name: str, folder: Path, quick: bool) -> list[str]:
-    """What runs a suite."""
+    """Return the command line of a suite."""
     suite = SUITES[name]
     python = [sys.executable, "-m"]
     if suite.reports:
@@ -47,17 +45,17 @@ def command(name: str, folder: Path, quick: bool) -> list[str]:
 
 
 def chosen(names: Sequence[str], quick: bool = False) -> list[str]:
-    """The named suites, or all; a quick run leaves out those with reports of their own, which have one place."""
+    """Return the named suites, by default all; a quick run leaves out suites with reports of their own."""
     for name in names:
         check_choice("suite", name, tuple(SUITES))
     return list(names) or [name for name, suite in SUITES.items() if not (quick and suite.reports)]
 
 
 def run(names: Sequence[str], folder: Path = FOLDER, quick: bool = False, command: Command = command) -> list[Path]:
-    """Run the named suites, or all of them, write the report and return its files."""
+    """Run the named suites, by default all, and write the report; returns its files."""
     ends = Records(folder / "suites.jsonl", ("suite",))
     processors: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in sorted(os.sched_getaffinity(0), reverse=True)[:ATONCE]:
+    for number in machine.processors()[::-1][:ATONCE]:
         processors.put(number)
 
     def one(name: str) -> None:
@@ -76,16 +74,16 @@ def run(names: Sequence[str], folder: Path = FOLDER, quick: bool = False, comman
 
 
 def render(folder: Path = FOLDER) -> list[Path]:
-    """Write the report of the lines that are there, and keep only the last line of each case."""
+    """Write the report of the lines in a folder, and drop superseded lines; returns its files."""
     files = [
         Records(folder / f"{name}.jsonl", keys)
         for name, keys in (("speed", SPEED), ("overhead", OVERHEAD), ("suites", ("suite",)))
     ]
-    return report.write(folder, *(_newest(records) for records in files))
+    return report.write(folder, *(records.compact() for records in files))
 
 
 def _ended(name: str, arguments: Sequence[str], quick: bool, processor: int = 0) -> dict[str, Any]:
-    """How a suite's process ended; what it printed is shown in one piece."""
+    """Run a suite and return how it ended; its output is printed in one piece."""
     suite = SUITES.get(name)
     if suite is not None and not (ROOT / "benchmarks" / f"{suite.module}.py").exists():
         return _end("missing", f"benchmarks/{suite.module}.py is not there yet")
@@ -112,16 +110,4 @@ def _ended(name: str, arguments: Sequence[str], quick: bool, processor: int = 0)
 def _end(status: str, reason: str, start: float | None = None) -> dict[str, Any]:
     seconds = 0.0 if start is None else round(time.perf_counter() - start, 1)
     today = datetime.date.today().isoformat()
-    return {"status": status, "reason": reason, "seconds": seconds, "load": os.getloadavg()[0], "date": today}
-
-
-def _newest(records: Records) -> list[dict[str, Any]]:
-    """The last line of each key, and a file without the lines that they replace."""
-    if not records.path.exists():
-        return []
-    with open(records.path, "r+b") as file:  # in place and locked: another run may be writing to it
-        fcntl.flock(file, fcntl.LOCK_EX)
-        lines = records.read()
-        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-        file.truncate()
-    return lines
+    return {"status": status, "reason": reason, "seconds": seconds, "load": machine.load(), "date": today}

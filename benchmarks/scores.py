@@ -61,11 +61,11 @@ def _normal(case: str, mean: Tensor, stddev: Tensor, target: Tensor) -> Comparis
         value.sum().backward()
         return value.detach()
 
-    runs = measured(
+    peer_run, our_run = measured(
         lambda: scored(lambda m, s: scoringrules.crps_normal(target, m, s, backend="torch")),
         lambda: scored(lambda m, s: ph.crps((m, s), target)),
     )
-    return Comparison.of(case, "scoringrules, torch", *runs, lambda value: _error(value, true))
+    return Comparison.of(case, "scoringrules, torch", peer_run, our_run, lambda value: _error(value, true))
 
 
 def _ensemble(
@@ -82,8 +82,8 @@ def _ensemble(
         value.sum().backward()
         return value.detach()
 
-    runs = measured(lambda: scored(theirs), lambda: scored(ours))
-    return Comparison.of(case, "scoringrules, torch", *runs, lambda value: _error(value, true))
+    peer_run, our_run = measured(lambda: scored(theirs), lambda: scored(ours))
+    return Comparison.of(case, "scoringrules, torch", peer_run, our_run, lambda value: _error(value, true))
 
 
 def _error(value: Tensor, true: np.ndarray) -> float:

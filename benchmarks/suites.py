@@ -1,4 +1,4 @@
-"""The suites: one peer, or one kind of work, each; every one runs in a process of its own."""
+"""The suites. Each covers one peer or one kind of work and runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Suite:
     Args:
         title: Heading of its table.
         module: Name of the module.
-        packages: Distributions that must be installed; their versions go into the lines.
+        packages: Required distributions; their versions go into the lines.
         threads: For the peer and for us.
-        reports: Whether it keeps result lines and pages of its own and is run as it is.
+        reports: Whether it writes result lines and pages of its own.
     """
 
     title: str

@@ -1,26 +1,24 @@
-"""One way to time, to measure memory and to print: peer, ours, their ratio and the worst violation of each.
+"""Timing, memory and printing of comparisons: peer, ours, their ratio and the worst violation of each.
 
     ratio = peer_seconds / our_seconds,        factor = our_seconds / base_seconds.
 
-Pieces of work are run in turn, so that all see the same machine, and the median counts. With one thread on both sides
-seconds are those of the processor, in which other work on the machine does not show; on a quiet one they are the same.
-Memory is what the resident set grows by at most while a piece runs (Linux), without what an allocator had in stock.
+Pieces of work run in turn, so that all see the same machine. The median counts. With one thread on both sides, seconds
+are processor time, which other work on the machine does not change. Memory is the largest growth of the resident set
+while a piece runs (Linux), without memory that the allocator already held.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import machine
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
 
@@ -37,7 +35,7 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Run:
-    """What one piece of work took and gave."""
+    """Time, memory and value of one piece of work."""
 
     seconds: float
     memory: int | None  # bytes
@@ -45,7 +43,7 @@ class Run:
 
 
 def no_judge(value: Any) -> None:
-    """For work whose values obey nothing."""
+    """Judge of work whose values have no constraint."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Comparison:
     def of(
         cls, case: str, name: str, peer: Run, ours: Run, judge: Callable[[Any], float | None] = no_judge, **more: Any
     ) -> Comparison:
-        """From two runs and a function that tells how far their values are from what they should be."""
+        """Build a comparison from two runs and a function that returns the violation or error of a value."""
         memory = {"peer": peer.memory, "ours": ours.memory}
         return cls(case, name, peer.seconds, ours.seconds, judge(peer.value), judge(ours.value), memory=memory, **more)
 
@@ -93,16 +91,20 @@ class Comparison:
         return self.peer_seconds / self.our_seconds
 
     def faults(self) -> list[str]:
-        """What is wrong with the peer's result."""
-        found = []
+        """Return what is wrong with the peer's result."""
+        faults = []
         if self.peer_violation is not None and not self.peer_violation <= WRONG:  # NaN is wrong too
-            found.append(f"it is off by {self.peer_violation:.1e} (relative)")
+            faults.append(f"it is off by {self.peer_violation:.1e} (relative)")
         if self.gradient is not None and not self.gradient[0] <= WRONG_GRADIENT:
-            found.append(f"its gradient is off by {100 * self.gradient[0]:.2g} %")
-        return found
+            faults.append(f"its gradient is off by {100 * self.gradient[0]:.2g} %")
+        return faults
 
     def record(self) -> dict[str, Any]:
-        """The result line; an unexplained ratio below 1 is refused."""
+        """Return the result line.
+
+        Raises:
+            ParameterError: If the ratio is below 1 and not explained.
+        """
         if self.ratio < 1 and not self.explanation:
             raise ParameterError(
                 f"{self.case!r} against {self.peer} has the ratio {self.ratio:.2f} and no explanation.",
@@ -115,7 +117,7 @@ class Comparison:
         return {**line, "explanation": " ".join(filter(None, (wrong, self.explanation)))}
 
     def line(self) -> str:
-        """A row to print."""
+        """Return a row to print."""
         memory = [_megabytes(self.memory.get(name)) for name in ("peer", "ours")]
         return (
             f"{self.case:<54} {self.peer:<24} {self.peer_seconds * 1e3:>10.3f} {self.our_seconds * 1e3:>10.3f} "
@@ -128,7 +130,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What the layer adds to work that is done anyway; ``goal`` is the largest factor that was asked for."""
+    """Cost of the layer on top of other work; ``goal`` is the largest allowed factor."""
 
     case: str
     base_seconds: float
@@ -143,31 +145,30 @@ class Overhead:
         return self.our_seconds / self.base_seconds
 
     def record(self) -> dict[str, Any]:
-        """The result line."""
+        """Return the result line."""
         return {**asdict(self), "factor": self.factor}
 
     def line(self) -> str:
-        """A row to print."""
+        """Return a row to print."""
         goal = f"  goal at most {self.goal:g}" if self.goal is not None else ""
         times = f"{self.base_seconds * 1e3:>10.3f} {self.our_seconds * 1e3:>10.3f} {self.factor:>8.2f}"
         return f"{self.case:<54} {'(without the layer)':<24} {times}{goal}"
 
 
 def worst(constraint: Constraint, points: Tensor) -> float:
-    """The largest violation of any point, relative to the largest number in that point.
+    """Return the largest violation of points ``(*batch, n)``, relative to the largest number in each point.
 
-    Not ``relative_violation``, which asks whether a bound of 0 is missed by more than rounding of what is there: a
-    solver that stops at a tolerance is not to be judged by that.
+    ``relative_violation`` would judge solvers that stop at a tolerance by rounding errors at bounds of 0.
     """
     size = points.abs().amax(-1).clamp(min=1e-300 if points.dtype == torch.float64 else 1e-37)
     return float((constraint.violation(points) / size).max())
 
 
 def measured(*work: Callable[[], Any]) -> list[Run]:
-    """Time pieces of work in turn for about ``BENCH_SECONDS`` (6) together, after a warm-up, and their memory.
+    """Return time and memory of pieces of work that run in turn, after a warm-up.
 
-    Quick pieces are repeated within their turn. The first piece, the peer, is not run again if its first run is slow;
-    the others may spend theirs on compiling.
+    All together take about ``BENCH_SECONDS`` (6). Fast pieces are repeated within their turn. The first piece, the
+    peer, runs only once if its first run is slow; the others may have spent theirs on compiling.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     runs = [_watched(piece, clock) for piece in work]
@@ -180,27 +181,19 @@ def measured(*work: Callable[[], Any]) -> list[Run]:
     while time.perf_counter() < end:
         for k in again:
             seconds[k] += [_clocked(work[k], clock) for _ in range(repeats[k])]
-    return [Run(_median(found), run.memory, run.value) for found, run in zip(seconds, runs)]
+    return [Run(_median(values), run.memory, run.value) for values, run in zip(seconds, runs)]
 
 
 def _watched(piece: Callable[[], Any], clock: Callable[[], float]) -> Run:
     """One run with its memory."""
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-        before = _resident("VmRSS")
-    except (OSError, AttributeError, StopIteration):
-        before = None
-    start = clock()
-    value = piece()
-    seconds = clock() - start
-    return Run(seconds, None if before is None else max(0, _resident("VmHWM") - before), value)
 
+    def timed() -> tuple[Any, float]:
+        start = clock()
+        value = piece()
+        return value, clock() - start
 
-def _resident(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+    (value, seconds), memory = machine.peak(timed)
+    return Run(seconds, memory, value)
 
 
 def _clocked(piece: Callable[[], object], clock: Callable[[], float]) -> float:

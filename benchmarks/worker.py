@@ -1,6 +1,6 @@
-"""One suite in this process: ``python -m benchmarks.worker SUITE FOLDER``; appends its result lines as they come.
+"""Runs one suite in this process and appends its result lines: ``python -m benchmarks.worker SUITE FOLDER``.
 
-A one-thread suite is bound to one processor, which holds for every library whatever settings it reads.
+A one-thread suite is bound to one processor, which limits every library whatever its settings.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from experiments.records import Records
 
+from benchmarks import machine
 from benchmarks.suites import SUITES
 from benchmarks.timing import HEADER, Comparison, Overhead
 from probhard.errors import ParameterError
@@ -22,7 +23,7 @@ SPEED, OVERHEAD = ("case", "peer"), ("case",)
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions; a package that is missing ends the process with the reason."""
+    """Return installed versions; a missing package ends the process with the reason."""
     try:
         return {name: metadata.version(name) for name in packages}
     except metadata.PackageNotFoundError as error:
@@ -30,11 +31,11 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def main(name: str, folder: Path, quick: bool = False) -> None:
-    """Run a suite and keep its lines."""
+    """Run a suite and append its lines."""
     suite = SUITES[name]
     about = {"family": name, "versions": versions("torch", "numpy", *suite.packages)}
     if suite.threads == 1 and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(os.environ.get("BENCH_PROCESSOR", max(os.sched_getaffinity(0))))})
+        os.sched_setaffinity(0, {int(os.environ.get("BENCH_PROCESSOR", machine.processors()[-1]))})
     torch.set_num_threads(suite.threads)
     files = {
         Comparison: Records(folder / "speed.jsonl", SPEED),
@@ -44,7 +45,7 @@ def main(name: str, folder: Path, quick: bool = False) -> None:
     print(f"\n{suite.title}\n{HEADER}", flush=True)
     for result in import_module(f"benchmarks.{suite.module}").run(quick):
         print(result.line(), flush=True)
-        when = {"date": datetime.date.today().isoformat(), "load": os.getloadavg()[0]}
+        when = {"date": datetime.date.today().isoformat(), "load": machine.load()}
         try:
             files[type(result)].append({**result.record(), **about, **when})
         except ParameterError as error:

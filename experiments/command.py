@@ -1,4 +1,8 @@
-"""What ``probhard bench`` runs: one table at a time, its lines first and then its page."""
+"""``probhard bench``: runs one table at a time, its result lines first and then its page.
+
+A table's code is imported when that table is asked for. Rendering forecasts, times and speed needs neither GluonTS nor
+Lightning.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import timing
-from experiments.forecasting import runs as forecasting
-from experiments.forecasting import tables as forecasting_tables
 from experiments.grid import Grid
-from experiments.pde import runs as pde
-from experiments.pde import tables as pde_tables
 from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-PROBLEMS = ("heat", "pme", "advection", "stefan")  # of the timing figure
 TABLES = (*PDE, "forecasting", "timing", "speed")
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``probhard bench``; lists are comma-separated, empty for all."""
+    """The options of ``probhard bench``; lists are comma-separated, and empty for all."""
 
     table: str
     folder: Path
@@ -41,7 +39,17 @@ class Request:
 
 
 def run(request: Request) -> Iterator[str]:
-    """Run the experiments behind a table unless only its page is wanted; yields what to tell the user."""
+    """Run the experiments behind a table, unless only its page is asked for, and write the page.
+
+    Args:
+        request: The options of the command.
+
+    Yields:
+        Messages for the user.
+
+    Raises:
+        ParameterError: If an option names something unknown, or there is nothing to run or to render.
+    """
     check_choice("table", request.table, TABLES)
     if request.table == "timing":
         yield from map(_written, _timing(request))
@@ -52,13 +60,13 @@ def run(request: Request) -> Iterator[str]:
 
 
 def _table(request: Request) -> Iterator[str]:
-    """A table of trained or fitted rows, unit by unit."""
+    """Run and render a table whose units of work are resumable."""
     grid = _grid(request)
     if not grid.units:
         raise ParameterError(
             "These options leave nothing to run.",
-            "Rows that are trained on draws have no likelihood, rows of jumps want a problem that has one, and some "
-            "tables have one score or window only.",
+            "Rows trained on draws have no likelihood, rows of jumps want a problem that has one, and some tables "
+            "have one score or window only.",
             "Leave out --scores, --problems or --windows.",
         )
     if not request.render:
@@ -66,43 +74,55 @@ def _table(request: Request) -> Iterator[str]:
         yield f"{done} of {len(grid.units)} units done; lines in {grid.records.path}"
     lines = _lines(grid.records)
     if request.table in PDE:
-        yield from map(_written, pde_tables.write(request.folder, request.table, lines, request.quick))
+        from experiments.pde import tables as pde
+
+        yield from map(_written, pde.write(request.folder, request.table, lines, request.quick))
     else:
-        yield from map(_written, forecasting_tables.write(request.folder, lines))
+        from experiments.forecasting import tables as forecasting
+
+        yield from map(_written, forecasting.write(request.folder, lines))
 
 
 def _grid(request: Request) -> Grid:
     path = request.folder / f"{request.table}.jsonl"
     seeds, problems, methods = _seeds(request.seeds), _listed(request.problems), _listed(request.methods)
     if request.table in PDE:
+        from experiments.pde import runs as pde
+
         scores = _listed(request.scores)
         return pde.grid(request.table, path, request.epochs, seeds or [0], problems, methods, scores, request.quick)
+    from experiments.forecasting import runs as forecasting
+
     few = [0] if request.quick else range(5)
     return forecasting.grid(path, seeds or few, _listed(request.windows), problems, methods, quick=request.quick)
 
 
 def _speed(request: Request) -> list[Path]:
-    """The comparisons of ``benchmarks/``, each suite in a process of its own."""
-    from benchmarks import runner  # it needs the peers only when a suite runs
+    """Run the comparisons of ``benchmarks/``, each suite in a process of its own, and write their page."""
+    from benchmarks import runner
 
     folder = request.folder / "speed"
     return runner.render(folder) if request.render else runner.run(_listed(request.problems), folder, request.quick)
 
 
 def _timing(request: Request) -> list[Path]:
-    """Seconds per epoch of the PDE problems and of the data sets that are named; by default of all."""
-    chosen, datasets = _listed(request.problems), forecasting.DATASETS
+    """Measure seconds per epoch on the named PDE problems and data sets, by default all, and write their page."""
+    from experiments import timing
+
+    chosen = _listed(request.problems)
     path = request.folder / "timing.jsonl"
     if not request.render:
-        check_choices("problem", chosen, (*PROBLEMS, *datasets))
-        fields = [name for name in chosen or PROBLEMS if name not in datasets]
-        series = [name for name in chosen or datasets if name in datasets]
+        from experiments.forecasting.rows import DATASETS
+
+        check_choices("problem", chosen, (*timing.PROBLEMS, *DATASETS))
+        fields = [name for name in chosen or timing.PROBLEMS if name not in DATASETS]
+        series = [name for name in chosen or DATASETS if name in DATASETS]
         timing.run(path, [timing.pde_cases(fields), timing.forecast_cases(series)], 1.0 if request.quick else 20.0)
     return timing.write(request.folder, _lines(Records(path, timing.KEYS)))
 
 
 def _lines(records: Records) -> list[dict[str, Any]]:
-    """The lines, of which there must be some: an empty page would replace a full one."""
+    """The lines; an error if there are none, because an empty page would replace a full one."""
     lines = records.read()
     if not lines:
         raise ParameterError(

@@ -1,10 +1,10 @@
 """A grid of experiments, unit by unit, over any number of processes.
 
-Every process walks through the same list and takes the first unit that is neither done nor claimed. What is done is
-known from the result lines alone, so more processes may join, and any may be stopped, at any time.
+Every process walks through the same list and takes the first unit that is neither done nor claimed. The result lines
+alone say which units are done. Processes may therefore join or stop at any time.
 
-Workers of a Ray or Dask cluster need not see that file: one process, with the claims, hands out units and writes the
-lines that come back, so that a unit which ran twice still counts once.
+Workers of a Ray or Dask cluster need not see that file. One process holds the claims, hands out units and writes the
+lines that come back. A unit that ran twice counts once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Unit(Protocol):
 
     @property
     def name(self) -> str:
-        """Tells it from the others; fit for a file name."""
+        """Identifies the unit; a valid file name."""
 
     def expected(self) -> list[dict[str, Any]]:
-        """The key fields of the lines it will give."""
+        """Return the key fields of the lines that it will give."""
 
     def run(self, folder: Path, progress: bool) -> list[dict[str, Any]]:
-        """Do the work, with checkpoints in a folder, and return the lines."""
+        """Do the work, with checkpoints in ``folder``, and return the lines."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,16 @@ class Grid:
     records: Records
 
     def run(self, workers: int = 1, progress: bool = True, engine: str = "joblib", address: str | None = None) -> int:
-        """Work until nothing is left to take; returns the number of units that are done.
+        """Work until no unit is left to take.
 
         Args:
-            workers: Units at a time, each in a process of one thread; one of joblib's is this process.
+            workers: Processes of one thread each; with joblib, this process is one of them.
             progress: Show a bar.
             engine: One of ``executors.EXECUTORS``.
             address: Of a running Ray or Dask cluster; None starts one here.
+
+        Returns:
+            The number of units that are done.
         """
         if engine == "joblib":
             with executor(engine, workers, address, retries=0) as pool:
@@ -66,14 +69,14 @@ class Grid:
                 _work(self, progress)
                 wait(others)
             if others:
-                _work(self, progress)  # what a process that died has left
+                _work(self, progress)  # units of processes that died
         else:
             with executor(engine, workers, address) as pool:
                 _hand_out(self, pool, progress)
         return self.done()
 
     def done(self) -> int:
-        """How many units have all their lines."""
+        """Return how many units have all their lines."""
         return self.records.count([unit.expected() for unit in self.units])
 
 
@@ -97,7 +100,7 @@ def _work(grid: Grid, progress: bool) -> None:
 
 
 def _hand_out(grid: Grid, pool: Executor, progress: bool) -> None:
-    """Have the units that are neither done nor claimed done elsewhere, claimed here meanwhile."""
+    """Run units that are neither done nor claimed in a pool; this process holds their claims meanwhile."""
     records = grid.records
     claims: dict[str, ExitStack] = {}
 
@@ -125,20 +128,20 @@ def _hand_out(grid: Grid, pool: Executor, progress: bool) -> None:
 
 
 def _taken(records: Records, unit: Unit, claim: ExitStack) -> bool:
-    """Whether the unit is to be done and now claimed, until ``claim`` is closed."""
+    """Whether the unit is not done and now claimed, until ``claim`` is closed."""
     if records.has(*unit.expected()):
         return False
     return claim.enter_context(records.claim(unit.name)) and not records.has(*unit.expected())
 
 
 def _run(unit: Unit, folder: Path, progress: bool) -> list[dict[str, Any]]:
-    torch.set_num_threads(1)  # several processes of one thread each beat one process of several threads
+    torch.set_num_threads(1)  # several processes of one thread are faster than one process of several
     folder.mkdir(parents=True, exist_ok=True)
     return unit.run(folder, progress)
 
 
 def _run_there(digest: str, unit: Unit) -> list[dict[str, Any]]:
-    """Run a unit with checkpoints on the worker's own disk, where a second attempt may find them."""
+    """Run a unit with checkpoints on the worker's own disk, for a second attempt on the same machine."""
     folder = Path(tempfile.gettempdir()) / f"probhard-{digest}-{unit.name}"
     lines = _run(unit, folder, False)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Training time per epoch, sampling-free against samples, in the same run: the paper's timing figure.
+"""Training time per epoch, closed-form moments against samples, in the same run: the paper's timing figure.
 
-For every case the steps of all methods are taken in turn, in rotation, so that all see the same machine; an epoch is
-the median step times the steps of an epoch. ``base`` is the unconstrained network; the methods that train on 100
-projected draws are the paper's alternative to closed-form moments.
+    seconds per epoch = median seconds of a step * steps of an epoch.
+
+The methods of a case take their steps in turn, so that all see the same machine. ``base`` is the unconstrained network.
+Training on 100 projected draws is the paper's alternative to closed-form moments. The prose is in ``pages/``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
+from experiments import templates
 from experiments.records import Records
+from experiments.templates import Figure, MissingFigureError
 from probhard.method import METHODS, Method, Step
 
+PAGE = Path(__file__).parent / "pages" / "timing.md"
+PROBLEMS = ("heat", "pme", "advection", "stefan")
 SAMPLED = "100 samples"
 PDE_METHODS: dict[str, Method] = {
     "base": METHODS["base"],
@@ -46,29 +52,36 @@ class Case:
 
 
 def pde_cases(problems: Sequence[str]) -> Iterator[Case]:
-    """The linear laws of the PDE tables, uncompiled networks."""
-    from functools import partial
+    """Yield a case per PDE problem of the linear table, with uncompiled networks.
 
+    Args:
+        problems: Some of ``PROBLEMS``.
+    """
     from experiments.pde.measures import dataset
-    from experiments.pde.runs import RULES
+    from experiments.pde.rules import RULES
     from probhard.model import ConstrainedModel
     from probhard.pde.operators import VarianceNO
-    from probhard.pde.problems import PROBLEMS
+    from probhard.pde.problems import PROBLEMS as BUILDERS
 
     for name in problems:
-        problem = PROBLEMS[name]()
+        problem = BUILDERS[name]()
         batch = dataset(problem, problem.split(0, BATCH, 1, 1).train)
         steps = {}
         for method_name, method in PDE_METHODS.items():
             torch.manual_seed(0)
             model = ConstrainedModel(VarianceNO().to(problem.dtype), partial(RULES["mass"], problem), method)
-            steps[method_name] = _step(model, lambda model=model, batch=batch: model.loss(batch))  # type: ignore[misc]
+            steps[method_name] = _step(model, partial(model.loss, batch))
         yield Case(problem.name, steps, FIELDS // BATCH)
 
 
 def forecast_cases(datasets: Sequence[str]) -> Iterator[Case]:
-    """DeepVAR at the settings of the forecasting table, on the data sets that are there."""
-    from experiments.forecasting.runs import SETTINGS, origins
+    """Yield a case per data set: DeepVAR at the settings of the forecasting table.
+
+    Args:
+        datasets: Some of ``experiments.forecasting.rows.DATASETS``.
+    """
+    from experiments.forecasting.rows import SETTINGS
+    from experiments.forecasting.runs import origins
     from probhard.forecasting.models.estimator import DeepVAREstimator
     from probhard.forecasting.models.windows import RandomWindows, Windows
 
@@ -89,7 +102,7 @@ def forecast_cases(datasets: Sequence[str]) -> Iterator[Case]:
             estimator._windows = windows = Windows(place.known.to_gluonts(), estimator.layout)
             module = estimator.create_lightning_module()
             (window,) = RandomWindows(windows, setting.batch_size, 1, 0)
-            steps[method_name] = _step(module, lambda module=module, window=window: module.loss(window))  # type: ignore[misc]
+            steps[method_name] = _step(module, partial(module.loss, window))
         yield Case(name, steps, estimator.num_batches_per_epoch)
 
 
@@ -105,7 +118,12 @@ def _step(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable
 
 
 def measure(case: Case, budget: float = 20.0) -> list[dict[str, Any]]:
-    """Seconds per epoch of every method, for as many rounds as fit the budget in seconds, at least four."""
+    """Return a result line per method.
+
+    Args:
+        case: The steps to time.
+        budget: Seconds for all rounds; at least 4 and at most 32 rounds are run.
+    """
     for step in case.steps.values():
         step()  # warm up
     seconds: dict[str, list[float]] = {name: [] for name in case.steps}
@@ -116,8 +134,8 @@ def measure(case: Case, budget: float = 20.0) -> list[dict[str, Any]]:
             started = time.perf_counter()
             case.steps[name]()
             seconds[name].append(time.perf_counter() - started)
-        names = [*names[1:], names[0]]  # none always follows the same other
-    median = {name: statistics.median(found) for name, found in seconds.items()}
+        names = [*names[1:], names[0]]  # so that no method always follows the same other
+    median = {name: statistics.median(values) for name, values in seconds.items()}
     return [
         {
             "case": case.name,
@@ -132,7 +150,13 @@ def measure(case: Case, budget: float = 20.0) -> list[dict[str, Any]]:
 
 
 def run(path: Path, cases: Sequence[Iterator[Case]], budget: float = 20.0) -> list[dict[str, Any]]:
-    """Measure all cases in one thread and keep the lines."""
+    """Measure all cases in one thread, append their lines, and return all lines of the file.
+
+    Args:
+        path: The file of result lines.
+        cases: Groups of cases, such as ``pde_cases`` and ``forecast_cases``.
+        budget: Seconds per case.
+    """
     records, threads = Records(path, KEYS), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -145,35 +169,64 @@ def run(path: Path, cases: Sequence[Iterator[Case]], budget: float = 20.0) -> li
 
 
 def write(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """A table and a figure of the lines."""
-    from matplotlib.figure import Figure
+    """Write the page and the figure; returns the files that were written.
+
+    Args:
+        folder: Where to write.
+        lines: Result lines of ``measure``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page, picture = folder / "timing.md", folder / "timing.png"
+    page.write_text(render(lines))
+    plot(picture, lines)
+    return [page, picture]
+
+
+def render(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page: seconds per epoch of every case and method."""
+    by_key = {(line["case"], line["method"]): line for line in lines}
+    rows = []
+    for case in dict.fromkeys(line["case"] for line in lines):
+        own = [by_key[case, method] for method in COLOURS]
+        rows.append([case, *(f"{line['seconds_per_epoch']:.2f} ({line['over_base']:.2f})" for line in own)])
+        rows.append(["", *(f"{line['samples_over_this']:.1f}x" for line in own)])
+    values = {
+        "slowest": Figure(partial(_slowest, lines)),
+        "gain": Figure(partial(_gain, lines)),
+        "table": templates.table(["case", *COLOURS], rows),
+    }
+    return templates.fill(PAGE, values)
+
+
+def _slowest(lines: Sequence[Mapping[str, Any]], method: str) -> str:
+    """The largest factor of a method over the unconstrained network, and its case."""
+    worst = max((line for line in lines if line["method"] == method), key=lambda line: line["over_base"])
+    return f"{worst['over_base']:.2f} times as long ({worst['case']})"
+
+
+def _gain(lines: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """The range of factors by which 100 samples take longer than closed-form moments, on fields or on series."""
+    gains = [
+        line["samples_over_this"]
+        for line in lines
+        if line["method"] not in ("base", SAMPLED) and (line["case"] in PROBLEMS) == (kind == "fields")
+    ]
+    if not gains:
+        raise MissingFigureError(f"cases of {kind}")
+    return f"{min(gains):.1f} to {max(gains):.1f}"
+
+
+def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write the figure: seconds per epoch as bars on a logarithmic axis."""
+    from matplotlib.figure import Figure as Canvas
 
     cases = list(dict.fromkeys(line["case"] for line in lines))
-    found = {(line["case"], line["method"]): line for line in lines}
-    text = [
-        "# Training time per epoch",
-        "",
-        "Seconds per epoch, one thread, all methods of a row in the same run (`probhard bench timing`); in brackets",
-        "the factor over the unconstrained network. The last column trains on 100 projected draws (of forecasts:",
-        "HierE2E's loss); the line below a case says how many times longer that takes than each method.",
-        "",
-        f"| case | {' | '.join(COLOURS)} |",
-        f"|---|{'---|' * len(COLOURS)}",
-    ]
-    for case in cases:
-        own = [found[case, method] for method in COLOURS]
-        cells = [f"{line['seconds_per_epoch']:.2f} ({line['over_base']:.2f})" for line in own]
-        text.append(f"| {case} | {' | '.join(cells)} |")
-        ratios = [f"{line['samples_over_this']:.1f}x" for line in own]
-        text.append(f"| | {' | '.join(ratios)} |")
-    page = folder / "timing.md"
-    page.write_text("\n".join([*text, "", "![Training time per epoch](timing.png)", ""]))
-    figure = Figure(figsize=(max(6.5, 1.5 + 1.1 * len(cases)), 4), layout="constrained")
+    seconds = {(line["case"], line["method"]): line["seconds_per_epoch"] for line in lines}
+    figure = Canvas(figsize=(max(6.5, 1.5 + 1.1 * len(cases)), 4), layout="constrained")
     axes = figure.subplots()
     for k, (method, colour) in enumerate(COLOURS.items()):
-        heights = [found[case, method]["seconds_per_epoch"] for case in cases]
-        at = [index + 0.2 * (k - 1.5) for index in range(len(cases))]
-        axes.bar(at, heights, width=0.19, color=colour, label=method)
+        places = [index + 0.2 * (k - 1.5) for index in range(len(cases))]
+        axes.bar(places, [seconds[case, method] for case in cases], width=0.19, color=colour, label=method)
     axes.set_yscale("log")
     axes.set_xticks(range(len(cases)), cases)
     axes.set_ylabel("seconds per epoch")
@@ -181,6 +234,4 @@ def write(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
     figure.legend(ncols=4, frameon=False, loc="outside lower center")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    picture = folder / "timing.png"
-    figure.savefig(picture, dpi=120)
-    return [page, picture]
+    figure.savefig(path, dpi=120)

@@ -1,11 +1,11 @@
-"""The table of hierarchical forecasts: every method on every data set, trained and scored alike.
+"""The jobs behind the table of hierarchical forecasts: every method on every data set, trained and scored alike.
 
-Two windows: ``paper`` is the last H rows, one forecast. ``rolling`` has several origins, the last with the same rows:
-networks are trained once before the first origin and then rolled, classical rows are fitted anew at each. Figures are
-those of ``evaluation``; a line is one (data set, method, seed, window, origin).
+There are two windows. ``paper`` is one forecast of the last H rows. ``rolling`` has several origins, the last with the
+same rows. Networks are trained once, before the first origin; classical rows are fitted at every origin. A line is one
+(data set, method, seed, window, origin).
 
-``probhard-pool`` is the recipe: one list of members for all data sets, weighted on the windows just before the first
-origin (``pool``), its draws coherent and non-negative.
+``probhard-pool`` mixes one list of members for all data sets. Its weights are fitted on the windows before the first
+origin. Its draws are coherent and non-negative.
 """
 
 from __future__ import annotations
@@ -20,6 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.forecasting.rows import (
+    DATASETS,
+    KEYS,
+    NAIVE,
+    POOL,
+    POOL_STEPS,
+    POOL_WINDOWS,
+    POOLED,
+    POOLED_ROWS,
+    ROLLED,
+    SAMPLES,
+    SETTINGS,
+    TRAINED,
+    TREELIKE,
+)
 from experiments.grid import Grid, Unit
 from experiments.records import Records
 from probhard._util.atomic import replacing
@@ -28,75 +43,32 @@ from probhard.forecasting.data.datasets import load
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.models import baselines, classical, pool
 from probhard.forecasting.report.evaluation import evaluate
-from probhard.method import METHODS, Method, Step
+from probhard.method import Method
 
 if TYPE_CHECKING:
     from probhard.forecasting.models.training import DeepVARModule
 
-DATASETS = ("labour", "tourism", "tourism_large", "traffic", "wiki")
-SAMPLES = 400  # paths per forecast
-KEYS = ("dataset", "method", "seed", "window", "origin")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How DeepVAR is trained on a data set, the same for all methods (the reference code's settings)."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    context: int
-    origins: int = 8  # of the rolling evaluation
-    step: int | None = None  # rows between origins; None is the horizon
-    arima_origins: int = 8
-
-
-SETTINGS = {
-    "labour": Setting(5, 32, 1e-2, 24),
-    "tourism": Setting(10, 32, 1e-2, 24, step=1),  # 36 rows in all
-    "tourism_large": Setting(10, 4, 1e-3, 36, arima_origins=2),
-    "traffic": Setting(10, 32, 1e-3, 40),
-    "wiki": Setting(25, 32, 1e-3, 15),
-}
-
-
-def _nll(name: str) -> Method:
-    return METHODS[name].replace(score="nll")
-
-
-TRAINED: dict[str, dict[str, Method]] = {  # what is trained, and the rows that are made of it
-    "base": {"base": METHODS["base"], "probconserv": METHODS["probconserv"]},
-    "base-nll": {"base-nll": _nll("base"), "probconserv-nll": _nll("probconserv")},
-    **{name: {name: METHODS[name]} for name in ("probhard-or", "probhard-ob", "hier-e2e", "hardc", "softc")},
-}
-ROLLED = ("base", "probhard-or", "probhard-ob", "hier-e2e")
-NAIVE = ("last-value", "seasonal-naive", "seasonal-bootstrap")
-CLASSICAL = tuple(f"{model}-{row}" for model in classical.MODELS for row in classical.ROWS)
-POOL = "probhard-pool"
-POOLED: dict[str, tuple[Method, str]] = {  # networks of the pool: what is trained, and how series are scaled
-    "probhard-or": (METHODS["probhard-or"], "mean"),
-    "probhard-or, centred": (METHODS["probhard-or"], "centre"),
-    "base, projected": (Method(inference=Step("orthogonal")), "mean"),
-}
-POOLED_ROWS = ("bu-normal", "mint-normal")  # of ETS
-POOL_WINDOWS, POOL_STEPS = 3, 8  # at least as many windows and steps before the first origin choose the weights
-TREELIKE = ("labour", "tourism", "traffic", "wiki")  # permbu needs a tree
-
 
 @dataclass(frozen=True)
 class Origin:
-    """A forecast's place in time: what is known, what is to come."""
+    """A point in time that is forecast from: the rows before it, and the rows to forecast."""
 
     number: int
     known: HierarchicalData
     future: HierarchicalData
 
 
-Found = tuple[Origin, str, np.ndarray, dict[str, Any]]  # where, a row, its draws, and what else is to be kept
+Forecast = tuple[Origin, str, np.ndarray, dict[str, Any]]  # place, row, draws (S, H, n), more fields of its line
 
 
 def origins(dataset: str, window: str, count: int | None = None) -> list[Origin]:
-    """The origins of a window, the earliest first."""
+    """Return the origins of a window, the earliest first.
+
+    Args:
+        dataset: A name in ``DATASETS``.
+        window: ``paper`` or ``rolling``.
+        count: Of the rolling window; None for the setting of the data set.
+    """
     data, setting = load(dataset), SETTINGS[dataset]
     numbers = [0] if window == "paper" else range((count or setting.origins) - 1, -1, -1)
     return [Origin(number, *data.train_test(origin=number, step=setting.step)) for number in numbers]
@@ -114,12 +86,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A file name."""
+        """Identifies the job; a valid file name."""
         return f"{self.dataset}-{self.kind}-{self.window}-{self.seed}"
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows it gives."""
+        """Names of the rows that it gives."""
         if self.kind == "naive":
             return NAIVE
         if self.kind == POOL:
@@ -130,24 +102,24 @@ class Job:
         return tuple(TRAINED[self.kind])
 
     def expected(self) -> list[dict[str, Any]]:
-        """The keys of the lines that this job gives."""
+        """Return the key fields of the lines that this job gives."""
         return [self._key(row, origin) for origin in self._numbers() for row in self.rows]
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
-        """Fit, forecast, score; one line per origin and row."""
+        """Fit, forecast and score; returns one line per origin and row."""
         lines, places = [], origins(self.dataset, self.window, len(self._numbers()))
         if self.kind in TRAINED:
-            found = self._neural(places, progress)
+            forecasts = self._neural(places, progress)
         elif self.kind == POOL:
-            found = self._pool(places, folder.parent / "fits", progress)
+            forecasts = self._pool(places, folder.parent / "fits", progress)
         else:
-            found = self._classical(places, folder.parent / "fits")
-        for origin, row, samples, about in found:
+            forecasts = self._classical(places, folder.parent / "fits")
+        for origin, row, samples, about in forecasts:
             scored = evaluate(samples, origin.future).record()
             lines.append({**self._key(row, origin.number), **scored, **about})
         return lines
 
-    def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Found]:
+    def _classical(self, places: Sequence[Origin], fits: Path) -> Iterator[Forecast]:
         for place in places:
             horizon, spent = len(place.future.index), 0.0
             if self.kind != "naive":
@@ -163,7 +135,7 @@ class Job:
     def _fitted(
         self, known: HierarchicalData, horizon: int, model: str, fits: Path
     ) -> tuple[classical.BaseForecast, float]:
-        """Base forecasts and the seconds they took, kept in a folder: they do not depend on rows or seeds."""
+        """Base forecasts and the seconds that they took, cached in a folder: they do not depend on rows or seeds."""
         path = fits / f"{self.dataset}-{model}-{len(known.index)}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
@@ -177,8 +149,8 @@ class Job:
             np.savez(file, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
         return made, seconds
 
-    def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Found]:
-        """The recipe: members of every place, weighted on the windows before the first."""
+    def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Forecast]:
+        """The pool: members at every place, weighted on the windows before the first."""
         started, first = time.perf_counter(), places[0]
         windows = max(POOL_WINDOWS, POOL_STEPS // len(first.future.index))
         step = SETTINGS[self.dataset].step
@@ -195,18 +167,18 @@ class Job:
 
     def _members(self, places: Sequence[Origin], fits: Path, progress: bool) -> list[list[np.ndarray]]:
         """Draws of every member of the pool at every place."""
-        found: list[list[np.ndarray]] = [[] for _ in places]
+        members: list[list[np.ndarray]] = [[] for _ in places]
         for method, scaling in POOLED.values():
             trained = self._train(places[0], method, progress, scaling)
-            for draws, place in zip(found, places):
+            for draws, place in zip(members, places):
                 draws.append(self._rolled(trained, method, place))
-        for draws, place in zip(found, places):
+        for draws, place in zip(members, places):
             fitted, _ = self._fitted(place.known, len(place.future.index), "ets", fits)
             draws += [classical.reconcile(fitted, row, SAMPLES, self.seed) for row in POOLED_ROWS]
             draws.append(_naive("seasonal-bootstrap", place.known, len(place.future.index), self.seed))
-        return found
+        return members
 
-    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Found]:
+    def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Forecast]:
         rows, started = TRAINED[self.kind], time.perf_counter()
         trained = self._train(places[0], next(iter(rows.values())), progress)
         seconds = time.perf_counter() - started
@@ -277,7 +249,17 @@ def grid(
     rolling_seeds: int = 3,
     quick: bool = False,
 ) -> Grid:
-    """All jobs of the table, the paper's window first, slow classical fits last."""
+    """Return all jobs of the table, the paper's window first, slow classical fits last.
+
+    Args:
+        path: The file of result lines.
+        seeds: Of networks; other rows use the first one.
+        windows: Some of ``paper`` and ``rolling``.
+        datasets: Names of data sets; empty for all.
+        kinds: Kinds of jobs; empty for all.
+        rolling_seeds: How many seeds the rolling window uses.
+        quick: Train one epoch of a few batches.
+    """
     known = ("naive", *TRAINED, *classical.MODELS, POOL)
     check_choices("method", kinds, known)
     check_choices("window", windows, ("paper", "rolling"))

@@ -1,7 +1,8 @@
-"""Result lines of the forecasting experiments as tables, beside the paper's figures.
+"""Result lines of the forecasting experiments as a page of tables, beside the paper's figures.
 
-The pooled CRPS is shown times 1000, as the paper does. On the rolling window methods are compared origin by origin: the
-difference of two rows has as many values as there are origins, each a mean over seeds, tested by a paired t-test.
+The pooled CRPS is shown times 1000, as in the paper. On rolling origins, methods are compared origin by origin: the
+difference of two rows has one value per origin, a mean over seeds, and is tested by a paired t-test. The prose is in
+``pages/``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any
 
 from scipy import stats
 
-from experiments.forecasting.runs import CLASSICAL, DATASETS, NAIVE, SETTINGS
+from experiments import templates
+from experiments.forecasting.rows import CLASSICAL, DATASETS, NAIVE, POOL, SETTINGS
+from experiments.templates import Figure, MissingFigureError
+from probhard.method import METHODS
 
 Line = Mapping[str, Any]
 
+PAGE = Path(__file__).parent / "pages" / "forecasting.md"
 TITLES = {"labour": "Labour", "tourism": "Tourism", "tourism_large": "Tourism-L", "traffic": "Traffic", "wiki": "Wiki"}
 PAPER: dict[str, tuple[float | None, ...]] = {  # CRPS times 1000, in the order of DATASETS
     "probhard-ob": (36.1, 98.9, 155.2, 55.0, 212.1),
@@ -30,14 +35,16 @@ PAPER: dict[str, tuple[float | None, ...]] = {  # CRPS times 1000, in the order 
 }
 BEST = (28.6, 77.1, 155.2, 40.0, 212.1)
 SIGNIFICANT = 0.05
-TRAFFIC = (  # checked in tests/test_forecasting_experiments.py
-    "Traffic's rows repeat: from row 267 on each equals, to the last digit, the row 267 days before, so what is to be\n"
-    "forecast lies in the history. There a small CRPS shows memory as much as skill."
-)
+TRAFFIC_PERIOD = 267  # rows after which Traffic repeats; checked in the tests
 
 
 def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the tables as Markdown; returns what was written."""
+    """Write the page; returns the files that were written.
+
+    Args:
+        folder: Where to write.
+        lines: Result lines of the table.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "forecasting.md"
     page.write_text(render(lines))
@@ -45,53 +52,63 @@ def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
 
 
 def render(lines: Sequence[Line]) -> str:
-    """Both windows, and what the draws obey."""
+    """Return the page of both windows, and of what the draws obey."""
     paper = [line for line in lines if line["window"] == "paper"]
     rolling = [line for line in lines if line["window"] == "rolling"]
-    parts = [
-        "# Hierarchical forecasting",
-        "",
-        f"Rendered by `probhard bench forecasting --render` from `forecasting.jsonl`, {len(lines)} lines.",
-        "",
-        "## One window, as in the paper",
-        "",
-        "Pooled CRPS times 1000, mean +- population standard deviation over seeds; the paper's figure in brackets.",
-        "Naive and classical rows have one seed. One window cannot rank methods: see the rolling evaluation below.",
-        "The paper's classical rows were made with R, ours with statsforecast. softc has the penalty 1, not tuned.",
-        "ARIMA's orders of series of over 150 rows are compared by conditional sums of squares, as R does by default;",
-        "on Wiki a full comparison gives naivebu 362.5 and permbu-mint 368.7.",
-        "",
-        TRAFFIC,
-        "",
-        *_scores(paper, PAPER),
-        "",
-        "## What the draws obey",
-        "",
-        "Largest relative incoherence, and smallest value, over all draws, horizons and seeds.",
-        "",
-        *_certificates(paper),
-        "",
-    ]
-    if rolling:
-        parts += [
-            "## Rolling origins",
-            "",
-            "Mean over origins (and seeds); +- is the standard deviation over origins; brackets tell how many origins",
-            "there are where a row has fewer than the others.",
-            "",
-            *_scores(rolling, {}),
-            "",
-            *_tests(rolling),
-            "",
+    values = {
+        "count": len(lines),
+        "penalty": METHODS["softc"].penalty,
+        "period": TRAFFIC_PERIOD,
+        "level": SIGNIFICANT,
+        "rolling_count": Figure(lambda _: f"{len(_some(rolling))}"),
+        "behind": Figure(lambda _: _behind(paper)),
+        "paper": _scores(paper, PAPER),
+        "obeyed": _certificates(paper),
+        "rolling": Figure(lambda _: _scores(_some(rolling), {})),
+        "tests": Figure(lambda _: _tests(_some(rolling))),
+    }
+    return templates.fill(PAGE, values)
+
+
+def _some(lines: Sequence[Line]) -> Sequence[Line]:
+    """The lines, of which there must be some."""
+    if not lines:
+        raise MissingFigureError("lines of the rolling window")
+    return lines
+
+
+def _behind(lines: Sequence[Line]) -> str:
+    """Data sets on which our rows are not below the paper's best figure, or the network without constraint."""
+    best: dict[str, float | None] = dict(zip(DATASETS, BEST))
+    base = {dataset: _mean(lines, "base", dataset) for dataset in DATASETS}
+    pairs: list[tuple[str, str, Mapping[str, float | None]]]
+    pairs = [(POOL, "best of the paper", best), ("probhard-or", "base", base), ("probhard-ob", "base", base)]
+    rows = []
+    for method, other, bars in pairs:
+        own = {dataset: _mean(lines, method, dataset) for dataset in DATASETS}
+        both = {dataset: (own[dataset], bars[dataset]) for dataset in DATASETS}
+        worse = [
+            f"{TITLES[dataset]} ({value:.1f}, {bar:.1f})"
+            for dataset, (value, bar) in both.items()
+            if value is not None and bar is not None and value >= bar
         ]
-    return "\n".join(parts)
+        if any(value is not None for value in own.values()):
+            rows.append((method, other, ", ".join(worse) or "none"))
+    if not rows:
+        raise MissingFigureError("rows of the paper's window")
+    return templates.table(("row", "compared with", "no better on (its figure, the other's)"), rows)
+
+
+def _mean(lines: Sequence[Line], method: str, dataset: str) -> float | None:
+    values = _values(lines, method, dataset, "seed")
+    return statistics.fmean(values) if values else None
 
 
 def _methods(lines: Sequence[Line]) -> list[str]:
     """Neural rows first, then classical and naive ones, each in a fixed order."""
-    found = {line["method"] for line in lines}
+    names = {line["method"] for line in lines}
     fixed = [*CLASSICAL, *NAIVE]
-    return [*sorted(found - set(fixed)), *(name for name in fixed if name in found)]
+    return [*sorted(names - set(fixed)), *(name for name in fixed if name in names)]
 
 
 def _values(lines: Sequence[Line], method: str, dataset: str, over: str) -> list[float]:
@@ -103,9 +120,10 @@ def _values(lines: Sequence[Line], method: str, dataset: str, over: str) -> list
     return [statistics.fmean(groups[key]) for key in sorted(groups)]
 
 
-def _scores(lines: Sequence[Line], paper: Mapping[str, Sequence[float | None]]) -> list[str]:
+def _scores(lines: Sequence[Line], paper: Mapping[str, Sequence[float | None]]) -> str:
+    """The CRPS of every method on every data set, beside the paper's if it is given."""
     over = "seed" if all(line["window"] == "paper" for line in lines) else "origin"
-    text = _head()
+    rows = []
     for method in _methods(lines):
         cells = []
         for index, dataset in enumerate(DATASETS):
@@ -116,14 +134,15 @@ def _scores(lines: Sequence[Line], paper: Mapping[str, Sequence[float | None]]) 
             cell += f" ({len(values)} origins)" if few else ""
             printed = paper[method][index] if method in paper else None
             cells.append(cell + (f" ({printed:g})" if printed is not None else ""))
-        text.append(f"| {method} | {' | '.join(cells)} |")
+        rows.append([method, *cells])
     if paper:
-        text.append(f"| best of the paper | {' | '.join(f'{value:g}' for value in BEST)} |")
-    return text
+        rows.append(["best of the paper", *(f"{value:g}" for value in BEST)])
+    return templates.table(_head(), rows)
 
 
-def _certificates(lines: Sequence[Line]) -> list[str]:
-    text = _head()
+def _certificates(lines: Sequence[Line]) -> str:
+    """The largest incoherence and the smallest value of the draws of every method."""
+    rows = []
     for method in _methods(lines):
         cells = []
         for dataset in DATASETS:
@@ -131,37 +150,32 @@ def _certificates(lines: Sequence[Line]) -> list[str]:
             worst = max((line["incoherence_relative"] for line in own), default=None)
             smallest = min((line["smallest_draw"] for line in own), default=None)
             cells.append("" if worst is None else f"{worst:.0e}, {smallest:.3g}")
-        text.append(f"| {method} | {' | '.join(cells)} |")
-    return text
+        rows.append([method, *cells])
+    return templates.table(_head(), rows)
 
 
-def _tests(lines: Sequence[Line]) -> list[str]:
+def _tests(lines: Sequence[Line]) -> str:
     """For every neural row, the classical and naive rows that it does not beat significantly."""
     neural = [method for method in _methods(lines) if method not in (*CLASSICAL, *NAIVE)]
     others = [method for method in _methods(lines) if method in (*CLASSICAL, *NAIVE)]
-    text = [
-        f"Rows that are not beaten at the {SIGNIFICANT:.0%} level (paired t-test over shared origins).",
-        "Tourism's windows share most of their rows, so its origins are no independent trials, and nothing is tested:",
-        "",
-        *_head(),
-    ]
+    rows = []
     for method in neural:
         cells = []
         for dataset in DATASETS:
-            if SETTINGS[dataset].step is not None:  # rows between origins, fewer than a window has
+            if SETTINGS[dataset].step is not None:  # windows overlap
                 cells.append("not tested" if _by_origin(lines, method, dataset) else "")
                 continue
             left = [other for other in others if not _beats(lines, method, other, dataset)]
             cells.append((", ".join(left) or "none") if _by_origin(lines, method, dataset) else "")
-        text.append(f"| {method} | {' | '.join(cells)} |")
-    return text
+        rows.append([method, *cells])
+    return templates.table(_head(), rows)
 
 
 def _beats(lines: Sequence[Line], method: str, other: str, dataset: str) -> bool:
     pairs = [_by_origin(lines, name, dataset) for name in (method, other)]
     shared = sorted(set(pairs[0]) & set(pairs[1]))
     if len(shared) < 2:
-        return not pairs[1]  # a row that is not there cannot stand
+        return not pairs[1]  # a row without lines is not listed
     first, second = ([pair[origin] for origin in shared] for pair in pairs)
     return bool(stats.ttest_rel(first, second, alternative="less").pvalue < SIGNIFICANT)
 
@@ -175,4 +189,4 @@ def _by_origin(lines: Sequence[Line], method: str, dataset: str) -> dict[int, fl
 
 
 def _head() -> list[str]:
-    return [f"| method | {' | '.join(TITLES[name] for name in DATASETS)} |", f"|---|{'---|' * len(DATASETS)}"]
+    return ["method", *(TITLES[name] for name in DATASETS)]

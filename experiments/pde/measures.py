@@ -1,7 +1,16 @@
-"""How a model does on exact fields: errors, scores, residuals of the law and of the mass, calibration.
+"""Figures of a model on exact fields: errors, scores, residuals of the law and of the mass, calibration.
 
-All are plain means over the grid points of the test fields: mse and crps; ce_mean, the mean over fields of the summed
-absolute residuals of the mean; ce_draws, the largest absolute residual of all draws.
+    ce_mean = mean over fields of sum_i |residual_i(mean)|,      ce_draws = max over draws, fields and i.
+
+The others are means over the grid points of the test fields:
+
+- mse, mse_draws: of the forecast's mean, and of the mean of the draws.
+- mse_free: mse without the slices on which mass and bounds leave a single point.
+- crps_marginals: closed form, exact without inequalities; absent with a last rule.
+- crps_draws: unbiased estimate from the draws.
+- ce_mass, ce_paper: ce_mean for the mass, and for the paper's mass if it differs.
+- covered_90: share of exact values in the central 90 % of the draws.
+- infeasible: share of draws that could not be made feasible.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ Rule = Callable[[Problem, Tensor], Constraint]
 
 
 def dataset(problem: Problem, parameters: Tensor) -> Batch:
-    """Inputs, flattened exact fields and parameters as one batch."""
+    """Return inputs, exact fields ``(batch, nt * nx)`` and parameters ``(batch,)`` as one batch."""
     return Batch(problem.inputs(parameters), problem.solution(parameters).flatten(-2), None, parameters)
 
 
@@ -42,14 +51,16 @@ def evaluate(
     count: int = 100,
     last: Rule | None = None,
 ) -> dict[str, float]:
-    """The figures of a model on test fields.
+    """Return the figures of a model on test fields, as named above.
 
-    mse is of the forecast's mean, mse_draws of the mean of the draws. crps_marginals is the closed form for mean and
-    variance, exact without inequalities; crps_draws the unbiased estimate from the draws. mse_free leaves out slices on
-    which mass and bounds leave a single point. covered_90 is the share of targets in the central 90 % of the draws,
-    infeasible the share of draws that the projection flagged.
-    ce_mass is ce_mean for the mass, whatever the law is; ce_paper for the paper's mass where that is another.
-    With a ``last`` rule, mean and draws are those of ``predicted``, which have no closed form.
+    Args:
+        model: Its forecasts are measured.
+        problem: Of the fields.
+        law: The rule whose residuals are reported.
+        test: Inputs, exact fields and parameters.
+        generator: Of the draws.
+        count: Draws per field.
+        last: A rule that mean and draws are moved to, as in ``predicted``.
     """
     assert test.target is not None
     total: dict[str, Tensor] = {}
@@ -61,8 +72,8 @@ def evaluate(
         part = Batch(test.inputs[chunk], test.target[chunk], None, test.context[chunk])
         assert part.target is not None
         forecast = model.forecast(part)
-        found = predicted(forecast, generator, count, None if last is None else last(problem, part.context))
-        mean, draws = found.mean, found.draws
+        prediction = predicted(forecast, generator, count, None if last is None else last(problem, part.context))
+        mean, draws = prediction.mean, prediction.draws
         rows = law(problem, part.context)
         error = (mean - part.target).square()
         free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
@@ -80,7 +91,7 @@ def evaluate(
             "covered_90": scores.coverage(draws, part.target).mean(-1),
             "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
             "negative": (draws < 0).double().mean((0, -1)),
-            "infeasible": found.flagged.double().mean(0),
+            "infeasible": prediction.flagged.double().mean(0),
         }
         if last is None:
             figures["crps_marginals"] = scores.crps(forecast, part.target).mean(-1)
@@ -96,7 +107,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Fields that a model predicts, as they are measured."""
+    """Mean and draws of a model."""
 
     mean: Tensor  # (*batch, n)
     draws: Tensor  # (S, *batch, n)
@@ -106,32 +117,49 @@ class Prediction:
 def predicted(
     forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
 ) -> Prediction:
-    """Mean and draws of a forecast, put on the nearest fields that obey a last constraint if there is one."""
+    """Return mean and draws of a forecast, moved to the nearest fields that obey ``last`` if it is given.
+
+    Args:
+        forecast: With event shape ``(n,)``.
+        generator: Of the draws.
+        count: Number of draws.
+        last: Constraint to project on, orthogonally.
+    """
     if isinstance(forecast, Projected):
         solution = forecast.draw((count,), generator)
-        found = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
+        prediction = Prediction(forecast.mean, solution.value, ~solution.stats.converged)
     else:
         draws = forecast.sample((count,), generator)
-        found = Prediction(forecast.mean, draws, torch.zeros(draws.shape[:-1], dtype=torch.bool))
+        prediction = Prediction(forecast.mean, draws, torch.zeros(draws.shape[:-1], dtype=torch.bool))
     if last is None:
-        return found
+        return prediction
     layer = DPPL("orthogonal", on_failure="flag")
-    moved = layer.project(found.draws, last)
-    return Prediction(layer.project(found.mean, last).value, moved.value, found.flagged | ~moved.stats.converged)
+    solution = layer.project(prediction.draws, last)
+    flagged = prediction.flagged | ~solution.stats.converged
+    return Prediction(layer.project(prediction.mean, last).value, solution.value, flagged)
 
 
 @torch.no_grad()
 def profile(
     model: ConstrainedModel, problem: Problem, parameter: float, time: float, count: int, last: Rule | None = None
 ) -> dict[str, Any]:
-    """The slice nearest to a time, of the forecast and of so many draws, as the paper's figures show it."""
+    """Return the slice nearest to a time, for a figure like the paper's.
+
+    Args:
+        model: Its forecast is shown.
+        problem: Of the field.
+        parameter: Of the problem.
+        time: The slice nearest to it is taken.
+        count: Draws that give the spread.
+        last: A rule that mean and draws are moved to, as in ``predicted``.
+    """
     one = dataset(problem, torch.tensor([parameter], dtype=problem.dtype))
     generator = torch.Generator().manual_seed(0)
-    found = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))
+    prediction = predicted(model.forecast(one), generator, count, None if last is None else last(problem, one.context))
     assert one.target is not None
     number = int((problem.times - time).abs().argmin())
     cut = slice(number * problem.points, (number + 1) * problem.points)
-    curves = {"exact": one.target[0], "mean": found.mean[0], "stddev": found.draws[:, 0].std(0)}
+    curves = {"exact": one.target[0], "mean": prediction.mean[0], "stddev": prediction.draws[:, 0].std(0)}
     kept = {name: [float(f"{value:.5g}") for value in curve[cut].tolist()] for name, curve in curves.items()}
     where = {"parameter": parameter, "time": float(problem.times[number])}
-    return {**where, **kept, "negative": float((found.draws[:, 0, cut] < 0).double().mean())}
+    return {**where, **kept, "negative": float((prediction.draws[:, 0, cut] < 0).double().mean())}

@@ -143,12 +143,12 @@ def test_nothing_is_rendered_from_nothing(tmp_path):
 def test_a_suite_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(runner, "LONGEST", 2)
     lines = tmp_path / "speed.jsonl"
-    found = json.dumps({**FAST.record(), "family": "scores"})
+    result = json.dumps({**FAST.record(), "family": "scores"})
     programs = {
         "qpth": "import sys; sys.exit('qpth is not installed: get it')",
         "moreau": "raise RuntimeError('the solver broke')",
         "pinet": "import time; time.sleep(30)",
-        "scores": f"import sys; open(sys.argv[1], 'a').write({found!r} + '\\n')",
+        "scores": f"import sys; open(sys.argv[1], 'a').write({result!r} + '\\n')",
     }
 
     def command(name, folder, quick):

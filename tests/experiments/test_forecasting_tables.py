@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.forecasting import rows, tables
 from experiments.forecasting import runs as experiments
-from experiments.forecasting import tables
-from experiments.forecasting.runs import CLASSICAL, KEYS, Job, origins
+from experiments.forecasting.rows import CLASSICAL, KEYS
+from experiments.forecasting.runs import Job, origins
 
 from probhard.cli import main
 
@@ -72,10 +73,10 @@ def test_jobs_of_the_table() -> None:
     grid = experiments.grid("none")
     paper = [unit for unit in grid.units if unit.window == "paper"]
     rolling = [unit for unit in grid.units if unit.window == "rolling"]
-    assert {unit.kind for unit in paper} == {"naive", "ets", "arima", "probhard-pool", *experiments.TRAINED}
+    assert {unit.kind for unit in paper} == {"naive", "ets", "arima", "probhard-pool", *rows.TRAINED}
     assert {unit.seed for unit in paper if unit.kind == "base"} == set(range(5))
     assert {unit.seed for unit in rolling if unit.kind == "base"} == set(range(3))
-    assert {unit.kind for unit in rolling} == {"naive", "ets", "arima", "probhard-pool", *experiments.ROLLED}
+    assert {unit.kind for unit in rolling} == {"naive", "ets", "arima", "probhard-pool", *rows.ROLLED}
     assert len({unit.name for unit in grid.units}) == len(grid.units)
     assert len(Job("tourism_large", "arima", "rolling").expected()) == 2 * 4  # two origins, no permbu
     assert {key["method"] for key in Job("labour", "ets").expected()} == {n for n in CLASSICAL if n.startswith("ets")}
@@ -99,8 +100,9 @@ def test_tables_show_spread_and_the_paper() -> None:
 @needs_data
 def test_traffic_repeats_as_the_page_says() -> None:
     values = experiments.load("traffic").values
-    np.testing.assert_array_equal(values[267:], values[: len(values) - 267])
-    assert "row 267" in tables.TRAFFIC
+    period = tables.TRAFFIC_PERIOD
+    np.testing.assert_array_equal(values[period:], values[: len(values) - period])
+    assert "row 267" in tables.render([line("base", 0.03)])
 
 
 def test_only_significant_differences_count_as_beaten() -> None:

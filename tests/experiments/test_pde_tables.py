@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.pde import measures, tables
+from experiments.pde import figures as pictures
+from experiments.pde import measures, references, tables
 from experiments.pde import runs as experiments
 from experiments.pde.measures import dataset, evaluate
-from experiments.pde.runs import LINEAR, NONLINEAR, RULES, TABLES, TVD
+from experiments.pde.rows import LINEAR, NONLINEAR, TABLES, TVD
+from experiments.pde.rules import RULES
 
 import probhard as ph
 from probhard.cli import main
@@ -24,6 +26,10 @@ FIELDS = {"problem", "method", "score", "seed", "epochs", "mse", "crps", "ce_mea
 def run(folder: Path, *arguments: str) -> list[dict]:
     assert main(["bench", *arguments, "--quick", "--output", str(folder)]) == 0
     return [json.loads(line) for line in (folder / "quick" / f"{arguments[0]}.jsonl").read_text().splitlines()]
+
+
+def first_row(page: str, heading: str, name: str) -> str:
+    return next(row for row in page.partition(heading)[2].splitlines() if row.startswith(f"| {name} |"))
 
 
 def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -48,7 +54,7 @@ def test_a_table_is_run_rendered_and_gone_on_with(tmp_path: Path, capsys: pytest
     page = (tmp_path / "quick" / "pde-linear.md").read_text()
     assert "### pme; trained with crps, 2 epochs, seeds 0" in page
     assert ".png" not in page  # there is no profile of it
-    assert "| 7.95 | 20.2 | 2.02 |" in next(row for row in page.splitlines() if row.startswith("| base |"))
+    assert "| 7.95 | 20.2 | 2.02 |" in first_row(page, "## All rows", "base")
     before = (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns
     lines = run(tmp_path, *few, "--methods", "base,softc")
     assert (tmp_path / "quick" / "pde-linear.jsonl").stat().st_mtime_ns == before
@@ -94,8 +100,8 @@ def test_phases_are_there_at_inference_and_in_the_figure(tmp_path: Path) -> None
     assert phases["ce_draws"] == pytest.approx(warm["ce_draws"], rel=1e-7)
     assert phases["ce_draws"] <= 0.5 / 99 + 1e-12
     assert law["ce_draws"] < 1e-12
-    found = {line["method"]: np.array(line["profile"]["mean"]) for line in lines}
-    apart = {name: bool(((mean == 0) | (mean >= 0.625)).all()) for name, mean in found.items()}
+    means = {line["method"]: np.array(line["profile"]["mean"]) for line in lines}
+    apart = {name: bool(((mean == 0) | (mean >= 0.625)).all()) for name, mean in means.items()}
     assert [name for name, both in apart.items() if both] == ["probhard-phases"]
     assert "pde-linear.png" in (tmp_path / "quick" / "pde-linear.md").read_text()
     assert (tmp_path / "quick" / "pde-linear.png").read_bytes()[:4] == b"\x89PNG"
@@ -107,16 +113,16 @@ def test_smallest_figures_of_all_rows_and_of_those_that_obey() -> None:
         return {"problem": "stefan", "method": method, "score": "crps", "seed": 0, "epochs": 2, **figures}
 
     lines = [line("base", 3e-5, 2e-3, 1e-2), line("probhard-ob", 5e-5, 4e-3, 1e-15), line("softc", 6e-5, 1e-3, 2e-6)]
-    row = next(row for row in tables.render("pde-linear", lines).splitlines() if row.startswith("| stefan |"))
+    row = first_row(tables.render("pde-linear", lines), "## Smallest figures", "stefan")
     ours = [cell.partition(",")[0] for cell in row.split(" | ") if " by " in cell]
     assert ours == ["3 by base", "5 by probhard-ob", "1 by softc", "4 by probhard-ob", "10 by probhard-ob"]
 
 
 def test_warm_ups_and_problems_of_rows(tmp_path: Path) -> None:
     def units(table: str, **options: Any) -> dict[tuple[str, str], int]:
-        found = experiments.grid(table, tmp_path / "lines.jsonl", 150, objectives=["crps"], **options).units
-        assert all(isinstance(unit, experiments.Job) for unit in found)
-        return {(unit.problem, unit.trained): unit.schedule.warm_up for unit in found}
+        jobs = experiments.grid(table, tmp_path / "lines.jsonl", 150, objectives=["crps"], **options).units
+        assert all(isinstance(job, experiments.Job) for job in jobs)
+        return {(job.problem, job.trained): job.schedule.warm_up for job in jobs}
 
     linear, nonlinear = units("pde-linear"), units("pde-nonlinear")
     assert {row: warm for (_, row), warm in linear.items() if warm} == dict.fromkeys(
@@ -141,7 +147,7 @@ def test_tvd_keeps_profiles_and_draws_them(tmp_path: Path) -> None:
 
 def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
-    monkeypatch.setattr(tables.Figure, "suptitle", lambda self, title: titles.append(title))
+    monkeypatch.setattr(pictures.Figure, "suptitle", lambda self, title: titles.append(title))
     curve = {"exact": [1.0, 1.0, 0.0], "mean": [1.0, 0.9, 0.0], "stddev": [0.0, 0.1, 0.0], "negative": 0.0}
 
     def line(method: str, epochs: int, seed: int = 0) -> dict:
@@ -150,8 +156,8 @@ def test_panels_of_a_figure_are_trained_alike(tmp_path: Path, monkeypatch: pytes
 
     lines = [line("base", 150), line("probhard-or", 150), line("probhard-or", 500)]
     path = tmp_path / "f.png"
-    assert tables.profiles(path, lines, "Front", ["base", "probhard-or"], 0.25) == path
-    assert tables.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"], 0.25) == path
+    assert pictures.profiles(path, lines, "Front", ["base", "probhard-or"], 0.25) == path
+    assert pictures.profiles(path, [*lines, line("base", 500)], "Front", ["base", "probhard-or"], 0.25) == path
     assert titles == ["Front, t = 0.250; 150 epochs", "Front, t = 0.250; 500 epochs"]
 
 
@@ -202,16 +208,16 @@ def test_figures_against_plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     test = dataset(problem, torch.full((4,), 1.3))
     error = 0.05 * torch.randn(2000, generator=torch.Generator().manual_seed(0))
     model = ph.ConstrainedModel(Known(test.target, error), problem.constraint, "base")
-    found = evaluate(model, problem, RULES["mass"], test, torch.Generator().manual_seed(0))
-    assert found["mse"] == pytest.approx(float(error.square().mean()), rel=1e-12)
+    figures = evaluate(model, problem, RULES["mass"], test, torch.Generator().manual_seed(0))
+    assert figures["mse"] == pytest.approx(float(error.square().mean()), rel=1e-12)
     field = (test.target[0] + error).reshape(20, 100).numpy()
     grid, times = np.linspace(0, 1, 100), np.linspace(0, 1, 100)[0:-1:5]
     gap = np.trapezoid(field, grid) - (0.5 + np.minimum(1.3 * times, 0.5))
-    assert found["ce_mean"] == pytest.approx(np.abs(gap).sum(), rel=1e-10)
+    assert figures["ce_mean"] == pytest.approx(np.abs(gap).sum(), rel=1e-10)
     free = 1.3 * times < 0.5
-    assert found["mse_free"] == pytest.approx(float(error.reshape(20, 100)[torch.from_numpy(free)].square().mean()))
-    assert found["crps_draws"] == pytest.approx(found["crps_marginals"], rel=0.05)
-    assert found["ce_draws"] > np.abs(gap).max()
+    assert figures["mse_free"] == pytest.approx(float(error.reshape(20, 100)[torch.from_numpy(free)].square().mean()))
+    assert figures["crps_draws"] == pytest.approx(figures["crps_marginals"], rel=0.05)
+    assert figures["ce_draws"] > np.abs(gap).max()
 
 
 def test_every_row_names_a_rule_and_every_trained_row_exists() -> None:
@@ -250,11 +256,11 @@ def test_cells_show_mean_and_spread_over_seeds() -> None:
     assert "| base | 0, 1, 2 | 0.02 +- 0.0082 |" in apart
 
 
-@pytest.mark.parametrize("name", list(tables.NEAREST))
+@pytest.mark.parametrize("name", list(references.NEAREST))
 def test_what_a_feasible_field_can_reach_at_best(name: str) -> None:
     problem = PROBLEMS[name](dtype=torch.float64)
     parameters = problem.split(0).test
     exact = problem.solution(parameters).flatten(-2)
     nearest = ph.DPPL("orthogonal").project_samples(exact, problem.physics(parameters)).value
     error = float((nearest - exact).square().mean()) / tables.UNITS["pde-linear"]["mse"]
-    assert error == pytest.approx(tables.NEAREST[name], rel=0.01, abs=1e-9)
+    assert error == pytest.approx(references.NEAREST[name], rel=0.01, abs=1e-9)

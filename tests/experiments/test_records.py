@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +122,61 @@ def test_a_claim_ends_with_its_process(records, tmp_path):
     for _ in range(2):
         with records.claim("unit") as mine:
             assert mine
+
+
+WITHOUT_FCNTL = """
+import sys, warnings
+sys.modules["fcntl"] = None  # as on Windows
+warnings.simplefilter("ignore")  # filelock says that it falls back to soft locks
+from experiments.records import Records
+records = Records(sys.argv[1], ("name", "seed"))
+records.append({"name": "a", "seed": 0, "mse": 1}, {"name": "b", "seed": 0})
+records.append({"name": "a", "seed": 0, "mse": 2})
+with records.claim("unit") as mine, records.claim("unit") as again:
+    assert (mine, again) == (True, False)
+with records.claim("unit") as mine:
+    assert mine
+assert records.read() == records.compact() == [{"name": "a", "seed": 0, "mse": 2}, {"name": "b", "seed": 0}]
+import benchmarks.runner
+"""
+
+
+def test_records_need_no_fcntl(records):
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    for _ in range(2):  # no lock outlives the process
+        subprocess.run([sys.executable, "-c", WITHOUT_FCNTL, records.path], cwd=root, env=environment, check=True)
+    assert records.read() == [line("a", mse=2), line("b")]
+
+
+def test_compacting_drops_superseded_lines_and_keeps_locks_out_of_the_results(records):
+    assert records.compact() == []
+    assert not records.path.parent.exists()
+    records.append(line("a", mse=1), line("b"), line("a", mse=2))
+    assert records.compact() == [line("a", mse=2), line("b")]
+    assert [json.loads(text) for text in records.path.read_text().splitlines()] == records.read()
+    written = records.path.stat().st_mtime_ns
+    assert len(records.compact()) == 2
+    assert records.path.stat().st_mtime_ns == written  # nothing left to drop
+    with records.claim("unit"):
+        assert sorted(path.name for path in records.path.parent.iterdir()) == ["lines.jsonl", "lines.work"]
+
+
+def _compact_many(records: Records) -> None:
+    for _ in range(40):
+        records.compact()
+
+
+def test_compacting_loses_no_line_of_other_writers(records):
+    records.append(line("z"))
+    processes = [FORK.Process(target=_append_many, args=(records, name)) for name in "ab"]
+    processes.append(FORK.Process(target=_compact_many, args=(records,)))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 3
+    assert len(records.read()) == 161
 
 
 @dataclass(frozen=True)
