@@ -21,6 +21,8 @@ from probhard.solvers.profiles.unbounded import DECREASING
 
 ZERO = -2  # the side of a value that is 0
 
+Limits = tuple[Array, Array, Array, Array]  # lower, upper, least and most, each (profiles,)
+
 
 @compiled
 def _bounds(
@@ -75,12 +77,9 @@ def solve(
     kind: int,
     z: Array,  # (profiles, n)
     w: Array,  # (profiles, n), positive
-    lower: Array,  # (profiles,), of values that are not 0, not negative
-    upper: Array,
-    may_vanish: NDArray[np.bool_],  # (profiles,), whether 0 is allowed
     a: Array,  # (profiles, n), none negative, or (profiles, 0) without a row
-    least: Array,
-    most: Array,
+    limits: Limits,  # of values that are not 0, none negative, and of the row
+    may_vanish: NDArray[np.bool_],  # (profiles,), whether 0 is allowed
     tolerance: float,  # gap of the row, relative to its terms, that counts as none
 ) -> Found:
     """As ``pooling.solve``; zeros have a side of their own.
@@ -88,6 +87,7 @@ def solve(
     Where no k fits the row, the answer is that of the smallest gap; where the bounds leave nothing, it is NaN.
     """
     profiles, n = z.shape
+    lower, upper, least, most = limits
     value, first = np.full((profiles, n), np.nan), np.zeros((profiles, n), np.int64)
     side, edge = np.empty((profiles, n), np.int8), np.zeros((profiles, n), np.int8)
     binds, residual = np.zeros((profiles, 2), np.bool_), np.full((profiles, 2), np.inf)
