@@ -161,21 +161,16 @@ def _closed_form(profiles: ProfileSet, pooled: Pooling, z: Tensor) -> Tensor:
 class PooledProjector(Projector):
     """Profiles that are monotone, penalised or bounded in variation, with uniform bounds and one row.
 
+    Numbers broadcast with (*samples, *batch, slices). ``slices`` is the number of profiles in a point.
+
     Args:
-        shape: ``"increasing"``, ``"decreasing"``, ``"tv-penalty"`` or ``"tv-bound"``.
-        amount: Penalty or bound of TV; as lower, upper and mass it broadcasts with (*samples, *batch, slices).
-        lower: Smallest value, or None.
-        upper: Largest value, or None.
-        row: Coefficients a of ``a . u = mass``, (nx,) or (*batch, nx), or None.
-        mass: Right-hand side of the row, or None.
+        shape, amount: One of ``SHAPES``, and the penalty or bound of TV.
+        lower, upper, least: Bounds, and the smallest value that is not 0 (the set is then not convex), or None.
+        row, mass, most: ``a . u = mass``, or ``mass <= a . u <= most``; a is (nx,) or (*batch, nx).
         weight: Metric weight over (*batch, n), ``n = slices nx``.
-        slices: Number of profiles in a point.
-        most: None, or the row asks for ``mass <= a . u <= most``.
-        least: None, or values are 0 or at least this, like lower: the set is then not convex.
 
     Raises:
-        ParameterError: If the shape is unknown, or an amount or mass is missing.
-        ShapeError: If the variables cannot be cut into so many slices.
+        ProbhardError: If arguments are unknown, missing or do not fit each other.
     """
 
     moments_from = "monte-carlo"
