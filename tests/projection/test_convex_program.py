@@ -22,7 +22,7 @@ cp = pytest.importorskip("cvxpy", reason="cvxpy is not installed; convex program
 pytest.importorskip("cvxpylayers.torch", reason="cvxpylayers is not installed; convex programs need probhard[cvx]")
 
 from probhard.projection.convex_program import ProgramProjector, compiled_of  # noqa: E402
-from probhard.solvers.cone import _cones, projected  # noqa: E402
+from probhard.solvers.dual_cones import dual_cones, project  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # the oracle's
 
@@ -302,11 +302,11 @@ def test_trained_rows_and_low_rank_weight():
 def test_projections_on_dual_cones():
     """Moreau's decomposition and the slopes, over many orders of magnitude."""
     dims = SimpleNamespace(zero=1, nonneg=2, soc=[4], psd=[4], exp=6)
-    cones = _cones(dims)
+    cones = dual_cones(dims)
     source = np.random.default_rng(0)
     for _ in range(50):
         w = source.standard_normal(35) * 10.0 ** source.uniform(-2, 2, 35)
-        y, slope = projected(w, cones)
+        y, slope = project(w, cones)
         s, start = y - w, 0
         for size, _ in cones:
             part = slice(start, start + size)
@@ -315,7 +315,7 @@ def test_projections_on_dual_cones():
             assert np.abs(again).max() <= 1e-7 * np.abs(w[part]).max()  # s is in the cone, so -s projects to 0
             start += size
         step, direction = 1e-6, source.standard_normal(35) * np.abs(w)
-        ahead, behind = (projected(w + sign * step * direction, cones)[0] for sign in (1, -1))
+        ahead, behind = (project(w + sign * step * direction, cones)[0] for sign in (1, -1))
         wrong = np.abs((ahead - behind) / (2 * step) - slope @ direction)
         assert np.quantile(wrong / (np.abs(direction) + np.abs(direction).max() * 1e-2), 0.9) < 1e-4
 
@@ -323,7 +323,7 @@ def test_projections_on_dual_cones():
 def projected_block(w: np.ndarray, start: int, cones) -> np.ndarray:
     full = np.zeros(35)
     full[start : start + len(w)] = w
-    return projected(full, cones)[0][start : start + len(w)]
+    return project(full, cones)[0][start : start + len(w)]
 
 
 def test_residual_and_excess():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import probhard as ph
 from probhard.solvers import sqp as newton
+from probhard.solvers.linearised import Linearised
 from registry import binary_tree, covariance, generator, rand, randn
 
 KINDS = ("diagonal", "low rank", "dense")
@@ -75,8 +76,8 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
 def test_first_iterate_has_the_papers_closed_form(metric, kind):
     constraint, mu = curved(0.3), randn(3, 5)
     weight = weight_of(metric, covariance(kind, 3, 5))
-    near = newton.Linearised.at(constraint, mu, weight)
-    _, step, _ = newton._measured(near, mu, newton._begin(constraint, mu, weight, None))
+    near = Linearised.at(constraint, mu, weight)
+    _, step, _ = newton.measured(near, mu, newton.begin(newton.EqualityProblem(constraint, mu, weight), None))
     rows, dense = jacobian(constraint, mu), weight.dense()
     gain = dense @ rows.mT @ torch.linalg.inv(rows @ dense @ rows.mT)
     close(mu + step, mu - matvec(gain, constraint.residual(mu)))

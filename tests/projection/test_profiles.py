@@ -18,7 +18,7 @@ from probhard._util import jit
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Dense, Diagonal, LowRank
 from probhard.projection.diminishing import DiminishingProjector
-from probhard.projection.profiles import SHAPES, PooledProjector, _closed_form, project_points
+from probhard.projection.profiles import SHAPES, PooledProjector, ProfileSet, _closed_form, project_points
 from probhard.solvers import profiles as solvers
 from probhard.solvers.profiles import phases, pooling
 
@@ -108,8 +108,9 @@ def test_values_of_the_kernels_are_those_of_the_closed_form(shape, bounds, row):
     arguments, z, weight = problem(shape, bounds, row, batch=(500,), seed=1)
     z, weight = z.unsqueeze(-2), weight.unsqueeze(-2)
     numbers = [arguments[name] for name in ("amount", "lower", "upper", "mass")]
-    value, pooled, residual = project_points(shape, z, weight, *numbers, arguments["row"])
-    torch.testing.assert_close(_closed_form(shape, pooled, z, *numbers), value, rtol=0, atol=1e-13)
+    profiles = ProfileSet(shape, *numbers, arguments["row"])
+    value, pooled, residual = project_points(profiles, z, weight)
+    torch.testing.assert_close(_closed_form(profiles, pooled, z), value, rtol=0, atol=1e-13)
     assert float(residual.max()) < 1e-14
 
 
@@ -427,7 +428,8 @@ def test_kernels_give_the_same_numbers_without_numba(monkeypatch):
             np.testing.assert_array_equal(ours, theirs)
     zeros = np.arange(6) > 0
     for kind, line in itertools.product(range(2), (np.empty((6, 0)), np.abs(row))):
-        arguments = (kind, z, weight, np.full(6, 0.2), np.full(6, 0.9), zeros, line, np.abs(mass), np.abs(mass), 1e-12)
+        limits = (np.full(6, 0.2), np.full(6, 0.9), np.abs(mass), np.abs(mass))
+        arguments = (kind, z, weight, line, limits, zeros, 1e-12)
         for ours, theirs in zip(phases.solve(*arguments), other.solve(*arguments)):
             np.testing.assert_array_equal(ours, theirs)
 

@@ -2,7 +2,8 @@
 
 | name             | guards against                                                        |
 |------------------|-----------------------------------------------------------------------|
-| ``SMALLEST``     | division by 0 where any smaller number means 0                        |
+| ``TINY``         | division by 0 in float64, where any smaller number means 0            |
+| ``SMALLEST``     | the same, by dtype                                                    |
 | ``TOLERANCE``    | calling a point feasible that is not                                  |
 | ``SINGLE_POINT`` | calling a set empty that is a single point within rounding            |
 | ``floored``      | weights so small next to others that a row could not move             |
@@ -14,7 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SMALLEST = {torch.float64: 1e-300, torch.float32: 1e-37}  # divisors are at least this
+TINY = 1e-300  # divisors in float64 are at least this
+SMALLEST = {torch.float64: TINY, torch.float32: 1e-37}  # ... by dtype
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative feasibility of a returned point
 SINGLE_POINT = {torch.float64: 1e-12, torch.float32: 1e-6}  # relative width of a set that counts as one point
 

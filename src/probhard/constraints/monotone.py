@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -31,6 +31,7 @@ class Monotone(Profiles):
         slices: Number of consecutive profiles that the variables hold; see ``per_slice``.
     """
 
+    only_rows: ClassVar[bool] = True
     direction: str
 
     def __init__(self, direction: str = "increasing", slices: int = 1) -> None:

@@ -61,6 +61,7 @@ class Shape(Constraint):
     """A convex set, or a cost, in rows with auxiliary variables that are not negative."""
 
     role: ClassVar[str] = "shapes"
+    only_rows: ClassVar[bool] = False  # whether the set is ``B u >= 0``, without variables that rows share
 
     @property
     @abstractmethod

@@ -1,19 +1,15 @@
-"""Convex programs: the nearest point of any set that cvxpy describes, with other convex constraints beside it.
+"""Projection on any convex set that cvxpy describes, joined with other convex constraints.
 
     u*(z) = argmin 1/2 |R (u - z)|^2  subject to all constraints,     R^T R = W^-1.
 
-cvxpy turns it into a cone program in ``x = (u, ...)``, minimise ``1/2 x^T P x + c^T x`` with ``A x + s = b`` and s in
-a cone K. Clarabel solves it to about 1e-8, which is not hard. With ``w = y - s``, y the multipliers, its optimality is
-one equation without inequalities,
-
-    P x + A^T proj(w) + c = 0,     A x + proj(w) - w = b,     proj on the dual cone of K,
-
-on which Newton's method goes on to rounding. The residual left proves that a point is nearest, whatever the solver said
-of it, and the equation's Jacobian gives derivatives in z, W and all data through cvxpylayers.
+cvxpy turns the problem into a cone program, which ``solvers.cone`` solves to rounding: Clarabel first, then Newton's
+method on the optimality conditions. Their residual proves that a point is nearest. Derivatives in z, W and all data
+come through cvxpylayers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,27 +17,33 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.lru import Recent
 from probhard._util.tensors import broadcast, checking
 from probhard.constraints.convex_program import ConvexProgram, cvx
 from probhard.constraints.shapes import Term
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Dense, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.compiled_program import compiled_of
 from probhard.projection.parts import Parts
-from probhard.solvers.cone import ConeSolver, Report
+from probhard.solvers.cone import Report
 from probhard.tangent import Differential, tangent_of
 
 FLOOR = 1e-12  # smallest weight, relative to the largest
-ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # where Newton's steps fail, the cone solver's accuracy is left
-DENSE_VARIABLES = 64  # up to here the Jacobian is formed
-SCALES = (1.0, 1e3, 30.0, 1e6)  # of the objective, relative to |R z|; tried in turn
-
-_COMPILED: Recent[Compiled] = Recent()
+ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # the cone solver's own accuracy, if Newton's method fails
+DENSE_VARIABLES = 64  # largest number of variables whose Jacobian is formed
 
 
 class ProgramProjector(Projector):
-    """Convex programs with linear rows, bounds and shapes, under any weight."""
+    """Convex programs with linear rows, bounds and shapes, under any weight.
+
+    Args:
+        parts: The constraint, taken apart.
+        weight: W, over (*batch, n).
+        options: How to project.
+
+    Raises:
+        ParameterError: If the constraint also has functions of torch, or a non-convex part.
+    """
 
     moments_from = "monte-carlo"
 
@@ -66,17 +68,17 @@ class ProgramProjector(Projector):
                 "Call the layer eagerly; gradients by backward() work.",
             )
         point = z.cpu().to(torch.float64)
-        found, reports, lead = self._solved(point)
+        nearest, reports, lead = self.nearest(point)
         steps = torch.tensor([report.steps for report in reports], dtype=torch.int64).reshape(lead)
         solved = torch.tensor([report.solved for report in reports], dtype=torch.bool).reshape(lead)
-        found = found.reshape(*lead, point.shape[-1])
-        point = point.expand(found.shape)
-        value = torch.where(torch.isfinite(found), found, point.detach()).to(z)
+        nearest = nearest.reshape(*lead, point.shape[-1])
+        point = point.expand(nearest.shape)
+        value = torch.where(torch.isfinite(nearest), nearest, point.detach()).to(z)
         with torch.no_grad():
             inside = self._polished(value)
             size = torch.maximum(z.abs(), inside.abs()).amax(-1, keepdim=True)
             residual = self.parts.constraint.relative_violation(inside, size).nan_to_num(torch.inf)
-        value = inside + (value - value.detach())  # exactly inside, with the gradients of the layer
+        value = inside + (value - value.detach())  # feasible to rounding, with the gradients of the layer
         converged = solved.to(z.device) & (residual <= ACCEPTED[z.dtype])
         stats = Stats(steps.to(z.device), residual, converged)
         return Solution(value, ProgramTangent(self, point.detach()), stats)
@@ -88,8 +90,8 @@ class ProgramProjector(Projector):
         origin = torch.zeros_like(point)
         if self.held is not None:
             origin[..., self.held.cpu()] = point[..., self.held.cpu()]
-        with torch.no_grad():  # near the origin in a plain metric, so that no scaling passes for emptiness
-            _, reports, _ = self._solved(origin, at, plain.to(point))
+        with torch.no_grad():  # near the origin in a plain metric: bad scaling is not mistaken for an empty set
+            _, reports, _ = self.nearest(origin, at, plain.to(point))
         if "PrimalInfeasible" not in reports[0].status:
             return None
         where = f" in batch element {at}" if at else ""
@@ -99,10 +101,19 @@ class ProgramProjector(Projector):
             "Leave one out, or relax it.",
         )
 
-    def _solved(
+    def nearest(
         self, z: Tensor, only: tuple[int, ...] | None = None, root: Tensor | None = None
     ) -> tuple[Tensor, list[Report], torch.Size]:
-        """Points (k, n) over the flattened leading dimensions, or the one at ``only``, and how each went."""
+        """Solve the cone programs of points z (*lead, n), in float64 on the CPU.
+
+        Args:
+            z: Points to project.
+            only: Index of the one point to solve for; all if None.
+            root: R to use instead of the weight's.
+
+        Returns:
+            Points (k, n) over the flattened leading dimensions, how each was solved, and the leading dimensions.
+        """
         root = self.root if root is None else root
         diagonal, terms, n = isinstance(self.weight, Diagonal), list(self.terms), z.shape[-1]
         if self.held is not None:
@@ -117,8 +128,8 @@ class ProgramProjector(Projector):
         size = moved.detach().norm(dim=-1)
         weights = flat[0].detach() if diagonal else flat[0].detach().norm(dim=-2)
         scale = 1 / torch.maximum(size, weights.amin(-1))
-        found, reports = compiled_of(terms, n, diagonal)(flat[0], moved, flat[2:], scale)
-        return found, reports, lead
+        points, reports = compiled_of(terms, n, diagonal)(flat[0], moved, flat[2:], scale)
+        return points, reports, lead
 
     def _polished(self, value: Tensor) -> Tensor:
         """Linear equalities in closed form and bounds by clipping, after rounding to the caller's precision."""
@@ -130,7 +141,12 @@ class ProgramProjector(Projector):
 
 
 class ProgramTangent(Differential):
-    """``du*/dz`` by backward passes of a problem solved once more; it has no gradients of its own."""
+    """``du*/dz`` by backward passes through the problem, solved once more; it has no gradients of its own.
+
+    Args:
+        projector: The projector.
+        z: The points that were projected, (*lead, n).
+    """
 
     def __init__(self, projector: ProgramProjector, z: Tensor) -> None:
         self.projector, self.z = projector, z
@@ -143,7 +159,11 @@ class ProgramTangent(Differential):
 
     @property
     def matrix(self) -> Tensor:
-        """The Jacobian, (*batch, n, n)."""
+        """The Jacobian, (*batch, n, n).
+
+        Raises:
+            ParameterError: If there are more than ``DENSE_VARIABLES`` variables.
+        """
         n = self.z.shape[-1]
         if n > DENSE_VARIABLES:
             raise ParameterError(
@@ -173,9 +193,9 @@ class ProgramTangent(Differential):
         if self._graph is None:
             with torch.enable_grad():
                 z = self.z.clone().requires_grad_()
-                self._graph = z, self.projector._solved(z)[0].reshape(self.z.shape)
-        z, found = self._graph
-        return torch.autograd.grad(found, z, x, retain_graph=True)[0]
+                self._graph = z, self.projector.nearest(z)[0].reshape(self.z.shape)
+        z, value = self._graph
+        return torch.autograd.grad(value, z, x, retain_graph=True)[0]
 
 
 def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
@@ -193,16 +213,13 @@ def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
 
 
 def _terms(parts: Parts) -> list[Term]:
-    """Everything to satisfy, in cvxpy's terms."""
-    cp = cvx("cvxpy")
+    """All parts of the constraint in cvxpy's terms."""
     like = torch.empty(0, dtype=torch.float64)
     terms = []
     for program in parts.convex_programs:
         assert isinstance(program, ConvexProgram)
-        make = program.compiled.constraints
         data = tuple(x.to(like) for x in program.args)
-        build = lambda u, *p, make=make: make(u, list(p))  # noqa: E731
-        terms.append(Term((program.compiled,), build, data, program.compiled.shapes))
+        terms.append(Term((program.compiled,), _described(program), data, program.compiled.shapes))
     if parts.linear is not None:
         system, linear = parts.linear.system, parts.linear.to(like)
         kept = slice(None) if system.redundancy is None else torch.from_numpy(system.redundancy.others)
@@ -212,8 +229,7 @@ def _terms(parts: Parts) -> list[Term]:
         index = np.flatnonzero(finite.reshape(-1, parts.variables).any(0).numpy())
         if len(index):
             mask, value = finite[..., index].to(like), torch.where(finite, sign * bound, -1.0)[..., index]
-            beyond = lambda u, m, b, i=index, s=sign: [cp.multiply(m, s * u[i]) >= b]  # noqa: E731
-            terms.append(Term((">=", sign, *index), beyond, (mask, value), ((len(index),),) * 2))
+            terms.append(Term((">=", sign, *index), _bounded(sign, index), (mask, value), ((len(index),),) * 2))
     for inequality in parts.inequalities:
         matrix, d = inequality.prepared.map.at(like).dense(), inequality.d.to(like)
         finite = torch.isfinite(d)
@@ -223,67 +239,23 @@ def _terms(parts: Parts) -> list[Term]:
     return terms + [shape.term(parts.variables, like) for shape in parts.shapes]
 
 
+def _described(program: ConvexProgram) -> Callable[..., Any]:
+    """The user's description of a program, with its parameters as further arguments."""
+    make = program.compiled.constraints
+    return lambda u, *parameters: make(u, list(parameters))
+
+
+def _bounded(sign: float, index: np.ndarray) -> Callable[..., Any]:
+    """Bounds of some variables; the mask is 0 for elements without one."""
+    cp = cvx("cvxpy")
+    return lambda u, mask, bound: [cp.multiply(mask, sign * u[index]) >= bound]
+
+
 def _rows(key: Any, matrix: Tensor, right: Tensor, relation: Any, shared: bool = True) -> Term:
-    """Rows that are constants where all elements share them, parameters where they differ or are trained."""
+    """Linear rows: constants if all elements share them, parameters if they differ or are trained."""
     count = matrix.shape[-2]
     if shared and matrix.dim() == 2 and not matrix.requires_grad:
         fixed = sp.csr_array(matrix.numpy())
         return Term(key, lambda u, b: [relation(fixed @ u, b)], (right,), ((count,),))
     shapes = (tuple(matrix.shape[-2:]), (count,))
     return Term((key[0], count), lambda u, a, b: [relation(a @ u, b)], (matrix, right), shapes)
-
-
-def compiled_of(terms: list[Term], n: int, diagonal: bool) -> Compiled:
-    """The compiled problem of some terms, made once while it is remembered."""
-    key = (n, diagonal, *(term.key for term in terms))
-    return _COMPILED.get(key, lambda: Compiled(terms, n, diagonal))
-
-
-class Compiled:
-    """A problem that cvxpy has turned into a cone program with parameters."""
-
-    def __init__(self, terms: list[Term], n: int, diagonal: bool) -> None:
-        cp, layers = cvx("cvxpy"), cvx("cvxpylayers.torch")
-        interface = cvx("cvxpylayers.interfaces.base").SolverInterface
-        u, root, moved = cp.Variable(n), cp.Parameter(n if diagonal else (n, n)), cp.Parameter(n)
-        cost = 0.5 * cp.sum_squares((cp.multiply(root, u) if diagonal else root @ u) - moved)
-        constraints, own = [], []
-        for term in terms:
-            parameters = [cp.Parameter(shape, nonneg=term.cost) for shape in term.shapes]
-            own += [(parameter, term.cost) for parameter in parameters]
-            if term.cost:
-                cost = cost + term.build(u, *parameters)
-            else:
-                constraints += term.build(u, *parameters)
-        problem = cp.Problem(cp.Minimize(cost), constraints)
-        used = {parameter.id for parameter in problem.parameters()}
-        self.used = [(i, cost) for i, (parameter, cost) in enumerate(own) if parameter.id in used]
-        self.solver = ConeSolver()
-        bridge = interface.from_functions(self.solver.solve, self.solver.derivative, canon_solver="CLARABEL")
-        parameters = [root, moved, *(own[i][0] for i, _ in self.used)]
-        self.layer = layers.CvxpyLayer(problem, parameters, [u], solver=bridge)
-        self.solver.attach(self.layer.ctx)
-
-    def __call__(
-        self,
-        root: Tensor,  # (k, n) or (k, n, n)
-        moved: Tensor,  # R z, (k, n)
-        data: list[Tensor],  # each (k, *own shape)
-        scale: Tensor,  # of the objective, (k,)
-    ) -> tuple[Tensor, list[Report]]:
-        """The nearest points (k, n) and how each went."""
-        found, reports = moved.new_zeros(moved.shape), [Report()] * len(moved)
-        left = torch.arange(len(moved))
-        for factor in SCALES:
-            if not len(left):
-                break
-            size = factor * scale
-            values = [(root, size), (moved, size)]
-            values += [(data[i], size.square() if cost else torch.ones_like(size)) for i, cost in self.used]
-            given = [x[left] * s[left].reshape(-1, *[1] * (x.dim() - 1)) for x, s in values]
-            self.solver.reports = []
-            found = found.index_copy(0, left, self.layer(*given)[0])
-            for i, report in zip(left.tolist(), self.solver.reports):
-                reports[i] = report
-            left = torch.tensor([i for i in left.tolist() if not reports[i].solved], dtype=torch.int64)
-        return found, reports

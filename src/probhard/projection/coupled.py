@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TINY
 from probhard._util.tensors import broadcast, matvec
 from probhard.constraints.shapes import SLACK
 from probhard.errors import InfeasibleError, ProbhardError
@@ -146,7 +147,7 @@ class CoupledProjector(Projector):
     def _natural(self, rotated: Tensor) -> Tensor:
         """Weights like those of their rows for auxiliary variables, 1 for the others."""
         sums = rotated.square().sum(-1)
-        sums = torch.where(sums > 0, sums, sums.amax(-1, keepdim=True)).clamp(min=1e-300)
+        sums = torch.where(sums > 0, sums, sums.amax(-1, keepdim=True)).clamp(min=TINY)
         ones = sums.new_ones(*sums.shape[:-1], rotated.shape[-1])
         return torch.cat([ones, sums.index_select(-1, self.owner)], -1)
 

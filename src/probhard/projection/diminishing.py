@@ -1,12 +1,12 @@
-"""Fields whose total variation never grows from slice to slice (TVD), projected slice after slice.
+"""Projection on fields whose total variation never grows from slice to slice (TVD), one slice after the other.
 
-The first slice is clipped to the bounds; each next one is the nearest profile with
+The first slice is clipped to the bounds. Each further one is the nearest profile with
 
     TV(u_t) <= TV(u_{t-1}),     lower <= u_t <= upper,
 
-u_{t-1} the slice as it was projected. With T_t the tangent of a slice under a fixed amount, k_t its derivative in the
-amount and s_t the signs of its jumps, a change x of the field moves it by ``du_t = T_t x_t + k_t e_t``, where
-``e_t = s_{t-1} . du_{t-1}`` is the change of the amount. Slices of a diagonal covariance are independent, so that
+u_{t-1} the projected slice. Let T_t be the tangent of a slice under a fixed amount, k_t its derivative in the amount
+and s_t the signs of its jumps. A change x of the field moves it by ``du_t = T_t x_t + k_t e_t``, where
+``e_t = s_{t-1} . du_{t-1}`` is the change of the amount. Slices of a diagonal covariance are independent, so
 
     Var(u_t) = diag(T_t C_t T_t^T) + k_t^2 Var(e_t),     Var(e_{t+1}) = |C_t^1/2 T_t^T s_t|^2 + (s_t . k_t)^2 Var(e_t).
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from probhard.errors import ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.projection.base import Projector, Solution
-from probhard.projection.profiles import project_points, rounded, stats_of
+from probhard.projection.profiles import ProfileSet, project_points, rounded, stats_of
 from probhard.tangent.profiles import FieldTangent, Pooling
 
 
@@ -33,6 +33,9 @@ class DiminishingProjector(Projector):
         lower: Smallest value of the field, broadcasting with (*samples, *batch), or None.
         upper: Largest value of the field, or None.
         weight: Metric weight over (*batch, nt * nx).
+
+    Raises:
+        ShapeError: If the weight does not have nt * nx variables.
     """
 
     moments_from = "monte-carlo"
@@ -53,8 +56,8 @@ class DiminishingProjector(Projector):
         amount = points.new_full((), torch.inf)
         values, slices, residuals = [], [], []
         for t in range(self.shape[0]):
-            now = (points[..., t, :], weight[..., t, :], amount)
-            value, pooled, residual = project_points("tv-bound", *now, self.lower, self.upper)
+            profiles = ProfileSet("tv-bound", amount, self.lower, self.upper)
+            value, pooled, residual = project_points(profiles, points[..., t, :], weight[..., t, :])
             amount = value.diff(dim=-1).abs().sum(-1)
             values.append(value)
             slices.append(pooled)

@@ -1,19 +1,22 @@
-"""``h(u) = 0``, and linear rows with it: points by SQP, derivatives by the implicit function theorem.
+"""Projection on ``h(u) = 0`` and linear rows: points by SQP, derivatives by the implicit function theorem.
 
-The points come from ``solvers.newton`` without gradients; these are attached afterwards. With Gauss-Newton curvature
-(the paper's) that is one linear projection with the Jacobian at the solution; with exact curvature the adjoint system
+    u* = argmin |u - z|_Q^2 / 2     subject to  h(u) = 0,  A u = b,     Q = W^-1.
+
+``solvers.sqp`` finds the points without gradients, which are attached afterwards. With Gauss-Newton curvature (the
+paper's) that is one linear projection with the Jacobian at the solution. With exact curvature the adjoint system
 ``(I + P W C) x = P W g`` is solved by conjugate gradients, C the multipliers times the Hessians.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from probhard._util.numerics import TOLERANCE
-from probhard._util.tensors import broadcast, checking, divide
+from probhard._util.tensors import broadcast, checking, divide, safe_sqrt
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.errors import ParameterError
@@ -21,13 +24,25 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.rows.system import LinearSystem
 from probhard.solvers import sqp
+from probhard.solvers.linearised import Linearised
+from probhard.solvers.sqp_steps import Iterates
 from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
-DENSE_VARIABLES = 256  # up to here exact curvature gives gradients of variances
+DENSE_VARIABLES = 256  # largest number of variables whose exact KKT system is solved densely
 
 
 class NonlinearProjector(Projector):
-    """``h(u) = 0``, and linear rows that are projected on first and never left."""
+    """``h(u) = 0`` with linear rows, which the point is projected on first and which every step satisfies.
+
+    Args:
+        linear: The linear rows, or None.
+        curved: h.
+        weight: W, over (*batch, n).
+        options: How to project.
+
+    Raises:
+        ProbhardError: If the linear rows contradict each other and ``options.validate`` is set.
+    """
 
     local = True
 
@@ -51,6 +66,14 @@ class NonlinearProjector(Projector):
             else:
                 self.weight = ProjectedCovariance(self.first, self.weight)
 
+    def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
+        solution = self.solve(z)
+        assert isinstance(solution.tangent, NonlinearTangent)
+        held = self.linear is not None and self.linear.system.held is not None
+        own = self.options.oblique and not held  # then the projected covariance is the weight of the curved part
+        variance = solution.tangent.variance(None if own and not self.exact else cov)
+        return solution, solution.value, safe_sqrt(variance).to(z.dtype), solution.tangent
+
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         point = z.to(torch.float64)
         if self.first is not None and self.linear is not None:
@@ -61,41 +84,48 @@ class NonlinearProjector(Projector):
         guess = None if start is None else start.detach().to(torch.float64).expand(point.shape)
         if guess is not None and self.first is not None and self.linear is not None:
             guess = self.first.project(guess, self.linear.b).detach()
-        state = sqp.solve(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
-        value = self._attached(point, state)
-        converged = (state.residual <= sqp.ACCEPTED) & (state.left <= sqp.STATIONARY)
-        residual = state.residual
+        iterates = sqp.solve(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
+        value = self.attached(point, iterates)
+        converged, residual = iterates.converged, iterates.residual
         if self.linear is not None:
             residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
             converged = converged & (residual <= TOLERANCE[torch.float64])
-        stats = Stats(state.steps, residual, converged, self.local)
-        return Solution(value.to(z.dtype), NonlinearTangent(self, point, value, state), stats)
+        stats = Stats(iterates.steps, residual, converged, self.local)
+        return Solution(value.to(z.dtype), NonlinearTangent(self, point, value, iterates), stats)
 
-    def _attached(self, z: Tensor, state: sqp.State) -> Tensor:
-        """The solution with its gradients in z, in the weight and in the constraint's data."""
+    def attached(self, z: Tensor, iterates: Iterates) -> Tensor:
+        """The nearest points with gradients in z, in the weight and in the constraint's data.
+
+        Args:
+            z: The points that were projected, (*lead, n).
+            iterates: The result of the solver for them.
+
+        Returns:
+            The nearest points, (*lead, n).
+        """
         needs = torch.is_grad_enabled() and (
             z.requires_grad
             or self.weight.diagonal().requires_grad
             or any(isinstance(a, Tensor) and a.requires_grad for a in self.curved.args)
         )
         if not needs:
-            return state.u
+            return iterates.u
         if not self.exact:
             with torch.no_grad():
-                rows = self.curved.jacobian_rows(state.u)
+                rows = self.curved.jacobian_rows(iterates.u)
             tangent = tangent_of(LinearSystem.of_structure(rows), self.weight)
-            moved = tangent.project(z, rows.apply(state.u) - self.curved.residual(state.u))
-            return state.u + moved - moved.detach()
-        pulled = _pulled(self.curved, state)
-        first = z - self.weight.apply(pulled) - state.u
-        return cast(Tensor, ImplicitStep.apply(state.u, first, self.curved.residual(state.u), self, state))
+            moved = tangent.project(z, rows.apply(iterates.u) - self.curved.residual(iterates.u))
+            return iterates.u + moved - moved.detach()
+        pulled = _pulled(self.curved, iterates)
+        first = z - self.weight.apply(pulled) - iterates.u
+        return cast(Tensor, ImplicitStep.apply(iterates.u, first, self.curved.residual(iterates.u), self, iterates))
 
 
 class NonlinearTangent(Differential):
-    """The tangent of a nonlinear projection at its solution, the linear rows' tangent applied first."""
+    """The tangent of a nonlinear projection at its solution; the tangent of the linear rows is applied first."""
 
-    def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, state: sqp.State) -> None:
-        self.projector, self.z, self.value, self.state = projector, z, value, state
+    def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, iterates: Iterates) -> None:
+        self.projector, self.z, self.value, self.iterates = projector, z, value, iterates
         self._rows: Tangent | None = None
 
     @property
@@ -117,15 +147,18 @@ class NonlinearTangent(Differential):
 
     def transpose(self, x: Tensor) -> Tensor:
         if self.projector.exact:
-            near, bend = _at_solution(self.projector, self.state)
-            y = sqp.tangential(near, _detached(self.projector.weight), bend, near.dual(x.to(torch.float64)))[0]
+            near, bend = _at_solution(self.projector, self.iterates)
+            y = near.tangential(bend, near.dual(x.to(torch.float64)))[0]
             x = near.dual(x - bend(y))
             return x if self.projector.first is None else self.projector.first.transpose(x)
         x = self.linearised.transpose(x.to(torch.float64))
         return x if self.projector.first is None else self.projector.first.transpose(x)
 
-    def variance(self, cov: Covariance) -> Tensor:
-        cov = cov.to(torch.float64)
+    def variance(self, cov: Covariance | None = None) -> Tensor:
+        """``diag(P C P^T)``, (*batch, n); None is the oblique case, where C is the weight of the projector."""
+        if cov is None and not self.projector.exact:
+            return self.linearised.variance()
+        cov = (self.projector.weight if cov is None else cov).to(torch.float64)
         small = self.value.shape[-1] <= DENSE_VARIABLES
         if self.projector.exact and (small or (torch.is_grad_enabled() and self._needs_gradient(cov))):
             return self._dense_variance(cov)
@@ -143,7 +176,7 @@ class NonlinearTangent(Differential):
         return self.value.requires_grad or weight.requires_grad or cov.diagonal().requires_grad
 
     def _dense_variance(self, cov: Covariance) -> Tensor:
-        """Exact variances, with exact gradients, under any weight, from the dense KKT system; for few variables."""
+        """Exact variances with exact gradients under any weight, from the dense KKT system; for few variables."""
         n, rows = self.value.shape[-1], self.linearised
         if n > DENSE_VARIABLES:
             raise ParameterError(
@@ -176,49 +209,49 @@ class NonlinearTangent(Differential):
                 "Use curvature='gauss-newton', or a diagonal covariance or metric.",
             )
         shape = x.shape
-        near, bend = _at_solution(self.projector, self.state)
+        near, bend = _at_solution(self.projector, self.iterates)
         dual = near.dual(divide(x, weight.variance.expand(shape)))
-        return sqp.tangential(near, _detached(weight), bend, dual)[0]
+        return near.tangential(bend, dual)[0]
 
 
 class ImplicitStep(torch.autograd.Function):
     """The solution as a function of ``z - W J^T l - u`` and of h: value u, adjoint by the exact KKT system."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, first: Tensor, h: Tensor, projector: Any, state: Any) -> Tensor:
-        """Return u; remember where it was found."""
-        ctx.projector, ctx.state = projector, state
+    def forward(ctx: Any, u: Tensor, first: Tensor, h: Tensor, projector: Any, iterates: Any) -> Tensor:
+        """Return u and save the solution for the backward pass."""
+        ctx.projector, ctx.iterates = projector, iterates
         return u.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Solve ``(I + P W C) x = P W g``; pull ``g - C x`` back."""
         (g,) = gradients
-        near, bend = _at_solution(ctx.projector, ctx.state)
-        x = sqp.tangential(near, _detached(ctx.projector.weight), bend, near.dual(g))[0]
+        near, bend = _at_solution(ctx.projector, ctx.iterates)
+        x = near.tangential(bend, near.dual(g))[0]
         rest = g - bend(x)
         pushed = near.multiplier(near.push(near.weight.apply(rest)))
         return None, near.dual(rest), -pushed, None, None
 
 
-def _at_solution(projector: NonlinearProjector, state: sqp.State) -> tuple[sqp.Linearised, Any]:
+def _at_solution(projector: NonlinearProjector, iterates: Iterates) -> tuple[Linearised, Callable[[Tensor], Tensor]]:
     """The linearised constraint at the solution and the product with ``C``."""
-    near = sqp.Linearised.at(projector.curved, state.u, _detached(projector.weight))
+    near = Linearised.at(projector.curved, iterates.u, _detached(projector.weight))
 
     def bend(x: Tensor) -> Tensor:
-        u, multiplier = state.u.expand(x.shape), state.multiplier
+        u, multiplier = iterates.u.expand(x.shape), iterates.multiplier
         return projector.curved.curvature(u, multiplier.expand(*x.shape[:-1], -1), x)
 
     return near, bend
 
 
-def _pulled(curved: NonlinearEquality, state: sqp.State) -> Tensor:
+def _pulled(curved: NonlinearEquality, iterates: Iterates) -> Tensor:
     """``J(u)^T l`` at the solution, attached to the constraint's data."""
 
     def weighted(u: Tensor) -> Tensor:
-        return (state.multiplier * curved.residual(u)).sum()
+        return (iterates.multiplier * curved.residual(u)).sum()
 
-    return torch.func.grad(weighted)(state.u)
+    return torch.func.grad(weighted)(iterates.u)
 
 
 def _detached(weight: Covariance) -> Covariance:

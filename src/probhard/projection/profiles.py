@@ -1,16 +1,20 @@
-"""Monotone profiles and profiles of little variation: points by ``solvers.pooling``, derivatives in closed form.
+"""Projection of monotone profiles and profiles of bounded or penalised variation, under a diagonal weight.
 
-Near a solution the runs of equal values stay, and with the symbols of ``groups``
+    u* = argmin |u - z|_Q^2 / 2 (+ amount TV(u))   subject to  a shape,  lower <= u <= upper,  mass <= a . u <= most.
 
-    u = F M (z - amount W s) + bounds - B S^-1 (C^T F M (z - amount W s) + C^T bounds - (mass, amount)),
+``solvers.profiles`` computes the points. Their runs of equal values ("groups") are constant near a solution, which
+gives the closed form, with the symbols of ``tangent.profiles``,
 
-the term ``amount W s`` for a penalty only. A weight below 1e-12 of the profile's largest is taken as that, so that a
-variable without variance moves only if it must; weights that are all 0 count as equal. Of values that are 0 or not
-small (``solvers.phases``), the zeros stay too.
+    u = F M (z - amount W s) + bounds - B S^-1 (C^T F M (z - amount W s) + C^T bounds - (mass, amount)).
+
+The term ``amount W s`` belongs to a penalty only. Gradients are those of the closed form. Weights below 1e-12 of a
+profile's largest are raised to that, so a variable without variance moves only if it must; weights that are all 0 count
+as equal. If values are 0 or not small (``solvers.profiles.phases``), the zeros are constant too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -29,61 +33,105 @@ SMALLEST = 1e-12  # weight relative to the largest of its profile
 ATTAINED = {torch.float64: 1e-12, torch.float32: 1e-6}  # relative gap up to which a mass counts as attained
 
 
+@dataclass(frozen=True)
+class ProfileSet:
+    """The profiles to project on; numbers broadcast with (*lead,), the row with (*lead, nx)."""
+
+    shape: str  # one of SHAPES
+    amount: Tensor | None = None  # bound or penalty of TV
+    lower: Tensor | None = None
+    upper: Tensor | None = None
+    mass: Tensor | None = None  # a . u = mass, or the least a . u if ``most`` is given
+    row: Tensor | None = None  # a
+    most: Tensor | None = None
+    least: Tensor | None = None  # values are 0 or at least this
+
+    @property
+    def numbers(self) -> tuple[Tensor | None, ...]:
+        """Amount, lower, upper, least and largest mass."""
+        return self.amount, self.lower, self.upper, self.mass, self.mass if self.most is None else self.most
+
+    @property
+    def may_vanish(self) -> Tensor:
+        """Whether 0 lies within the bounds."""
+        allowed = torch.tensor(True) if self.lower is None else self.lower <= 0
+        return allowed if self.upper is None else allowed & (self.upper >= 0)
+
+    @property
+    def nonzero_lower(self) -> Tensor | None:
+        """Lower bound of values that are not 0."""
+        if self.least is None or self.lower is None:
+            return self.lower if self.least is None else self.least
+        return torch.maximum(self.lower, self.least)
+
+
 def project_points(
-    shape: str,
+    profiles: ProfileSet,
     z: Tensor,  # (*lead, nx), float64
     weight: Tensor,  # (*lead, nx)
-    amount: Tensor | None,  # (*lead,), as the next three
-    lower: Tensor | None = None,
-    upper: Tensor | None = None,
-    mass: Tensor | None = None,
-    row: Tensor | None = None,  # (*lead, nx)
-    most: Tensor | None = None,  # (*lead,), as the next
-    least: Tensor | None = None,  # of values that are not 0
-    tolerance: float = 1e-12,  # gap of the row that counts as none
+    tolerance: float = 1e-12,
 ) -> tuple[Tensor, Pooling, Tensor]:
-    """Projected profiles with their gradients, their tangent, and residual and gap (*lead, 2) of the row.
+    """Project profiles on a set.
 
-    All arguments broadcast with z. The values are the kernels', feasible to rounding; the gradients are those of the
-    closed form on the groups that were found.
+    Args:
+        profiles: The set.
+        z: Points to project, (*lead, nx), in float64.
+        weight: Metric weights, broadcasting with z.
+        tolerance: Relative gap of the row that counts as none, for values that are 0 or not small.
+
+    Returns:
+        The projected profiles with their gradients (*lead, nx), their tangent, and residual and gap (*lead, 2) of the
+        row. The values are those of the kernels, feasible to rounding.
     """
-    may_vanish = _allows_zero(lower, upper)
-    if least is not None:
-        lower = least if lower is None else torch.maximum(lower, least)
-    numbers = (amount, lower, upper, mass, mass if most is None else most)
-    vectors = (z, weight) if row is None else (z, weight, row)
-    lead = broadcast(*[x.shape[:-1] for x in vectors], *[x.shape for x in numbers if x is not None])
+    from probhard.solvers.profiles import phases  # imports numba, which only these shapes need
+
     top = weight.detach().amax(-1, keepdim=True)
     weight = torch.where(top > 0, torch.maximum(weight, SMALLEST * top), 1.0)
-    line = z.new_empty(*z.shape[:-1], 0) if row is None else row
-    points, weights, lines = (_numpy(x, lead, x.shape[-1]) for x in (z, weight, line))
-    ends = zip(numbers, (0.0, -torch.inf, torch.inf, 0.0, 0.0))
-    limits, lows, highs, masses, largest = (_numpy(z.new_tensor(end) if x is None else x, lead) for x, end in ends)
-    from probhard.solvers.profiles import phases, pooling  # they load numba, which only these shapes need
-
-    kind = SHAPES.index(shape)
-    if least is None:
-        found = pooling.solve(kind, points, weights, limits, lows, highs, lines, masses, largest)
-    else:
-        zeros = may_vanish.cpu().expand(lead).reshape(-1).contiguous().numpy()
-        found = phases.solve(kind, points, weights, lows, highs, zeros, lines, masses, largest, tolerance)
-    tensors = [torch.from_numpy(x).to(z.device) for x in found]
-    value, first, side, edge, binds, residual = (x.reshape(*lead, x.shape[-1]) for x in tensors)
-    if row is not None and least is not None:
-        row = torch.where(side == phases.ZERO, 0.0, row)
-    rows: list[tuple[Tensor | None, Tensor]] = [] if row is None else [(row, binds[..., :1])]
-    if shape == "tv-bound":
+    value, first, side, edge, binds, residual = _solved(profiles, z, weight, tolerance)
+    profiles = replace(profiles, lower=profiles.nonzero_lower)
+    if profiles.row is not None and profiles.least is not None:
+        profiles = replace(profiles, row=torch.where(side == phases.ZERO, 0.0, profiles.row))
+    rows: list[tuple[Tensor | None, Tensor]] = [] if profiles.row is None else [(profiles.row, binds[..., :1])]
+    if profiles.shape == "tv-bound":
         rows.append((None, binds[..., 1:]))
     pooled = Pooling(weight.expand(value.shape), first, side, edge, rows)
-    inputs = [x for x in (z, weight, row, *numbers) if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[1:]):
-        if mass is not None and most is not None and row is not None:  # the end at which the row binds, if it does
+    return _attached(profiles, pooled, z, weight, value), pooled, residual
+
+
+def _solved(profiles: ProfileSet, z: Tensor, weight: Tensor, tolerance: float) -> list[Tensor]:
+    """The results of the kernels over (*lead): values, first points of groups, sides, edges, binds and residuals."""
+    from probhard.solvers.profiles import phases, pooling
+
+    raised = replace(profiles, lower=profiles.nonzero_lower)
+    vectors = (z, weight) if raised.row is None else (z, weight, raised.row)
+    lead = broadcast(*[x.shape[:-1] for x in vectors], *[x.shape for x in raised.numbers if x is not None])
+    line = z.new_empty(*z.shape[:-1], 0) if raised.row is None else raised.row
+    points, weights, lines = (_numpy(x, lead, x.shape[-1]) for x in (z, weight, line))
+    ends = zip(raised.numbers, (0.0, -torch.inf, torch.inf, 0.0, 0.0))
+    amount, lower, upper, mass, most = (_numpy(z.new_tensor(end) if x is None else x, lead) for x, end in ends)
+    kind = SHAPES.index(raised.shape)
+    if profiles.least is None:
+        results = pooling.solve(kind, points, weights, amount, lower, upper, lines, mass, most)
+    else:
+        may_vanish = profiles.may_vanish.cpu().expand(lead).reshape(-1).contiguous().numpy()
+        limits = (lower, upper, mass, most)
+        results = phases.solve(kind, points, weights, lines, limits, may_vanish, tolerance)
+    tensors = [torch.from_numpy(x).to(z.device) for x in results]
+    return [x.reshape(*lead, x.shape[-1]) for x in tensors]
+
+
+def _attached(profiles: ProfileSet, pooled: Pooling, z: Tensor, weight: Tensor, value: Tensor) -> Tensor:
+    """Values with their gradients: by the tangent if only z needs them, else by the closed form."""
+    if not torch.is_grad_enabled():
+        return value
+    others = (weight, profiles.row, *profiles.numbers)
+    if any(x is not None and x.requires_grad for x in others):
+        mass, most, row = profiles.mass, profiles.most, profiles.row
+        if mass is not None and most is not None and row is not None:  # the end at which the row may bind
             mass = torch.where(2 * (row * value).sum(-1) > mass + most, most, mass)
-        near = _closed_form(shape, pooled, z, amount, lower, upper, mass)
-        value = value + (near - near.detach())
-    elif torch.is_grad_enabled() and z.requires_grad:
-        value = cast(Tensor, Attached.apply(z.expand(value.shape), value, pooled))
-    return value, pooled, residual
+        near = _closed_form(replace(profiles, mass=mass), pooled, z)
+        return value + (near - near.detach())
+    return cast(Tensor, Attached.apply(z.expand(value.shape), value, pooled)) if z.requires_grad else value
 
 
 class Attached(torch.autograd.Function):
@@ -91,7 +139,7 @@ class Attached(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, value: Tensor, pooled: Pooling) -> Tensor:
-        """Return the values; remember the groups."""
+        """Return the values and save the groups for the backward pass."""
         ctx.pooled = pooled
         return value.clone()
 
@@ -101,39 +149,30 @@ class Attached(torch.autograd.Function):
         return ctx.pooled.transpose(gradients[0]), None, None
 
 
-def _closed_form(
-    shape: str,
-    pooled: Pooling,
-    z: Tensor,
-    amount: Tensor | None,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    mass: Tensor | None,
-) -> Tensor:
-    """The solution as a differentiable function of everything, its groups given."""
-    u = pooled.average(z)
-    if shape == "tv-penalty" and amount is not None:
+def _closed_form(profiles: ProfileSet, pooled: Pooling, z: Tensor) -> Tensor:
+    """The solution as a differentiable function of all data, for given groups."""
+    u, amount = pooled.average(z), profiles.amount
+    if profiles.shape == "tv-penalty" and amount is not None:
         u = u - amount.unsqueeze(-1) * pooled.free * pooled.total(pooled.sign) / pooled.mass
-    for bound, number in ((lower, -1), (upper, 1)):
+    for bound, number in ((profiles.lower, -1), (profiles.upper, 1)):
         u = u if bound is None else torch.where(pooled.side == number, bound.unsqueeze(-1), u)
-    targets = [x for x in (mass, amount if shape == "tv-bound" else None) if x is not None]
+    targets = [x for x in (profiles.mass, amount if profiles.shape == "tv-bound" else None) if x is not None]
     return pooled.balanced(u, targets)
 
 
 class PooledProjector(Projector):
     """Profiles that are monotone, penalised or bounded in variation, with uniform bounds and one row.
 
+    Numbers broadcast with (*samples, *batch, slices). ``slices`` is the number of profiles in a point.
+
     Args:
-        shape: ``"increasing"``, ``"decreasing"``, ``"tv-penalty"`` or ``"tv-bound"``.
-        amount: Penalty or bound of TV; as lower, upper and mass it broadcasts with (*samples, *batch, slices).
-        lower: Smallest value, or None.
-        upper: Largest value, or None.
-        row: Coefficients a of ``a . u = mass``, (nx,) or (*batch, nx), or None.
-        mass: Right-hand side of the row, or None.
+        shape, amount: One of ``SHAPES``, and the penalty or bound of TV.
+        lower, upper, least: Bounds, and the smallest value that is not 0 (the set is then not convex), or None.
+        row, mass, most: ``a . u = mass``, or ``mass <= a . u <= most``; a is (nx,) or (*batch, nx).
         weight: Metric weight over (*batch, n), ``n = slices nx``.
-        slices: Number of profiles in a point.
-        most: None, or the row asks for ``mass <= a . u <= most``.
-        least: None, or values are 0 or at least this, like lower: the set is then not convex.
+
+    Raises:
+        ProbhardError: If arguments are unknown, missing or do not fit each other.
     """
 
     moments_from = "monte-carlo"
@@ -164,30 +203,29 @@ class PooledProjector(Projector):
                 "All profiles of a point have the same number of points.",
                 "Pass the number of slices that the field has.",
             )
-        self.shape, self.slices, self.weight, self.local = shape, slices, weight, least is not None
-        double = [None if x is None else x.to(torch.float64) for x in (amount, lower, upper, mass, most, row, least)]
-        self.amount, self.lower, self.upper, self.mass, self.most, self.row, self.least = double
-        if self.row is not None and self.row.dim() > 1:
-            self.row = self.row.unsqueeze(-2)
+        self.slices, self.weight, self.local = slices, weight, least is not None
+        double = [None if x is None else x.to(torch.float64) for x in (amount, lower, upper, mass, row, most, least)]
+        self.profiles = ProfileSet(shape, *double)
+        if row is not None and row.dim() > 1:
+            self.profiles = replace(self.profiles, row=row.to(torch.float64).unsqueeze(-2))
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         points, weight = (x.to(torch.float64).unflatten(-1, (self.slices, -1)) for x in (z, self.weight.variance))
-        numbers = (self.amount, self.lower, self.upper, self.mass)
-        further = (self.row, self.most, self.least, ATTAINED[z.dtype])
-        value, pooled, residual = project_points(self.shape, points, weight, *numbers, *further)
+        value, pooled, residual = project_points(self.profiles, points, weight, ATTAINED[z.dtype])
         stats = stats_of(value, residual, z.dtype)
-        lower, upper = (None if x is None else x.unsqueeze(-1) for x in (self.lower, self.upper))
-        if self.least is not None:
-            least = self.least.unsqueeze(-1)
-            lower = torch.where(value == 0, 0.0, least if lower is None else torch.maximum(lower, least))
+        low, high = self.profiles.nonzero_lower, self.profiles.upper
+        lower, upper = (None if x is None else x.unsqueeze(-1) for x in (low, high))
+        if self.profiles.least is not None:
+            assert lower is not None
+            lower = torch.where(value == 0, 0.0, lower)
         return Solution(rounded(value, z.dtype, lower, upper).flatten(-2), PooledTangent(pooled), stats)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
-        if self.least is None or not bool(z.isfinite().all()):
+        if self.profiles.least is None or not bool(z.isfinite().all()):
             return None
-        bad, (low, high) = ~stats.converged, (float(x) for x in self.least.detach().aminmax())
+        bad, (low, high) = ~stats.converged, (float(x) for x in self.profiles.least.detach().aminmax())
         values = f"0 or at least {low:.6g}{'' if low == high else f' (up to {high:.6g})'}"
-        if self.mass is None:
+        if self.profiles.mass is None:
             return InfeasibleError(
                 f"In {int(bad.sum())} of {bad.numel()} points the bounds leave no values that are {values}.",
                 "They leave out 0 and end below the least value.",
@@ -203,14 +241,14 @@ class PooledProjector(Projector):
 
 
 def stats_of(value: Tensor, residual: Tensor, dtype: torch.dtype) -> Stats:
-    """Status of fields (*lead, slices, nx) from residuals and gaps (*lead, slices, 2)."""
+    """Status of fields (*lead, slices, nx) from their residuals and gaps (*lead, slices, 2)."""
     good = (residual[..., 0] <= TOLERANCE[dtype]) & (residual[..., 1] <= ATTAINED[dtype])
     converged = (good & value.detach().isfinite().all(-1)).all(-1)
     return Stats(torch.ones_like(converged, dtype=torch.int64), residual[..., 0].amax(-1).to(dtype), converged)
 
 
 def rounded(value: Tensor, dtype: torch.dtype, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Values (*lead, slices, nx) in the caller's precision, clipped to bounds like them as they are rounded to it."""
+    """Values (*lead, slices, nx) in the caller's precision, clipped to the bounds rounded to that precision."""
     if value.dtype == dtype:
         return value
     value = value.to(dtype)
@@ -219,12 +257,6 @@ def rounded(value: Tensor, dtype: torch.dtype, lower: Tensor | None, upper: Tens
     inside = inside if low is None else torch.maximum(inside, low)
     inside = inside if high is None else torch.minimum(inside, high)
     return value + (inside - value.detach())
-
-
-def _allows_zero(lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Whether 0 lies within bounds, if there are any."""
-    allowed = torch.tensor(True) if lower is None else lower <= 0
-    return allowed if upper is None else allowed & (upper >= 0)
 
 
 def _numpy(x: Tensor, lead: torch.Size, *event: int) -> np.ndarray[Any, np.dtype[np.float64]]:

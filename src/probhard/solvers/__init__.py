@@ -1,1 +1,1 @@
-"""Algorithms that find nearest points; they know arrays, structures and functions, not projectors or gradients."""
+"""Algorithms for nearest points. They work on arrays, rows and functions, without projectors or gradients."""

@@ -1,14 +1,14 @@
-"""The steps of ``active_set`` for a forest of rows on a CPU, compiled by numba where it is installed.
+"""The primal-dual active set method of ``active_set`` for a forest of rows on a CPU, compiled by numba.
 
-One step is two sweeps over the tree, as in ``structure.sweeps``. With m and v the centre and weight of a free variable,
-or the bound and a tiny weight of a held one, leaves first, a row of coefficients a whose shared variable x has the
+One step is two sweeps over the tree, as in ``rows._kernels.sweeps``. A free variable has its centre m and weight v; a
+held one has its bound and a tiny weight. Leaves first, a row of coefficients a whose shared variable x has the
 coefficient p gives
 
-    V = sum a_i^2 v_i,   gap = b - sum a_i m_i,   d = V + p^2 v_x,   (m_x, v_x) <- (V m_x + p v_x gap, v_x V) / d
+    V = sum a_i^2 v_i,   gap = b - sum a_i m_i,   d = V + p^2 v_x,   (m_x, v_x) <- (V m_x + p v_x gap, v_x V) / d.
 
-and, roots first, its multiplier ``y = (p (m_x - v_x t) - gap) / d`` with x's own m and v and what the row above pulls
-with, t; to divide by V instead would lose all digits where everything below x is held. Every variable is then asked
-where it would go, ``c_i - w_i (A^T y)_i``. All of it runs in place.
+Roots first, its multiplier is ``y = (p (m_x - v_x t) - gap) / d`` with x's own m and v and the pull t of the row above.
+Dividing by V instead would lose all digits where everything below x is held. Every variable then has the target
+``c_i - w_i (A^T y)_i``, which gives its next side. The kernels work in place; ``iterate`` returns ``Faces``.
 """
 
 from __future__ import annotations
@@ -33,18 +33,27 @@ PIVOT, GAP = range(2)  # planes of ``rows`` (2, q)
 
 
 def suits(problem: QuadraticProblem) -> bool:
-    """Whether the kernels can do the steps of a problem."""
+    """Whether the kernels apply: a forest of rows without auxiliary variables or linear costs, on a CPU."""
     forest = isinstance(problem.core, Tree) and problem.costed is None and problem.linear is None
     return forest and jit.AVAILABLE and plain(problem.centre) and problem.centre.numel() > 0
 
 
 def iterate(problem: QuadraticProblem, side: Tensor, steps: int) -> Faces:
-    """Up to so many changes of sides."""
+    """Change sides up to ``steps`` times.
+
+    Args:
+        problem: The problems, for which ``suits`` is True.
+        side: Sides to start from, (L, N) int8.
+        steps: Largest number of changes.
+
+    Returns:
+        The faces that were reached; ``done`` where the sides no longer change.
+    """
     assert isinstance(problem.core, Tree)
     core = problem.core
     data = (
-        *(_rows(problem.right), _rows(problem.centre), _rows(problem.weight)),
-        *(_rows(problem.natural), _rows(problem.lower), _rows(problem.upper)),
+        *(_array(problem.right), _array(problem.centre), _array(problem.weight)),
+        *(_array(problem.natural), _array(problem.lower), _array(problem.upper)),
     )
     side, value = side.clone(), torch.empty_like(problem.centre, memory_format=torch.contiguous_format)
     multiplier = torch.empty_like(problem.right, memory_format=torch.contiguous_format)
@@ -55,8 +64,8 @@ def iterate(problem: QuadraticProblem, side: Tensor, steps: int) -> Faces:
     return Faces(side, value, count, done, multiplier)
 
 
-def _rows(x: Tensor) -> Array:
-    """The numbers of x (L, k), or of the one row that is repeated."""
+def _array(x: Tensor) -> Array:
+    """Convert x (L, k) to an array; (1, k) if one element is repeated."""
     return (x[:1] if x.stride(0) == 0 else x).contiguous().numpy()
 
 
@@ -64,7 +73,7 @@ def _rows(x: Tensor) -> Array:
 def _all(
     tables: Tables, data: Data, steps: int, side: Sides, value: Array, multiplier: Array, count: Array, done: Array
 ) -> None:
-    """All elements, one after the other."""
+    """Iterate on all elements, one after the other."""
     b, centre, weight, natural, lower, upper = data
     nodes, rows = np.empty((3, centre.shape[1])), np.empty((2, b.shape[1]))
     for e in range(side.shape[0]):
@@ -84,7 +93,7 @@ def _all(
 
 @compiled
 def _sweep(tables: Tables, data: Data, side: Sides, nodes: Array, rows: Array, multiplier: Array) -> None:
-    """Multipliers of the rows and ``A^T y``, given the sides."""
+    """Multipliers y of the rows, and ``A^T y`` in ``nodes``, given the sides."""
     start, number, up, up_coefficient, variable, coefficient = tables
     b = data[0]
     m, v, pull = nodes[M], nodes[V], nodes[PULL]
@@ -128,7 +137,7 @@ def _own(data: Data, side: Sides, i: int) -> tuple[float, float]:
 
 @compiled
 def _choose(data: Data, side: Sides, pull: Array, value: Array) -> bool:
-    """The sides where the variables would go, and whether they are the same as before."""
+    """Write the sides of the targets and return whether none changed."""
     _, centre, weight, _, lower, upper = data
     settled = True
     for i in range(len(side)):

@@ -1,11 +1,11 @@
-"""The tangent of pooled profiles: what a change of the points does while the runs of equal values stay.
+"""The tangent of pooled profiles: the derivative of their projection while the runs of equal values stay the same.
 
-With M the average over these runs ("groups") weighted by ``q = 1/w``, F the groups that lie on no bound, and C the rows
-that bind (a of the mass, the signs s of the jumps of a bound on TV),
+Let M be the average over these runs ("groups") weighted by ``q = 1/w``, F the restriction to groups on no bound, and C
+the rows that bind (a of the mass, the signs s of the jumps for a bound on TV). Then
 
     T = F M - B S^-1 C^T F M,     B = F M W C,     S = C^T B.
 
-All of it costs O(n).
+All products cost O(n).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pooling:
     Args:
         weight: Positive weights w.
         first: Index of the first point of each point's group.
-        side: -1 on the lower bound, 1 on the upper, 0 if free, -2 where the value is 0 whatever the bounds are.
+        side: -1 on the lower bound, 1 on the upper, 0 if free, -2 if the value is 0 regardless of the bounds.
         edge: Sign of the jump after each point, 0 within a group.
         rows: The vectors a, s that may bind, and per profile whether they do, (*lead, 1).
     """
@@ -47,19 +47,19 @@ class Pooling:
         return torch.nn.functional.pad(edge[..., :-1], (1, 0)) - edge
 
     def total(self, x: Tensor) -> Tensor:
-        """Sums over groups, at each of their points, of x (*samples, *lead, nx)."""
+        """Sums of x (*samples, *lead, nx) over groups, repeated at each of their points."""
         shape = broadcast(x.shape, self.first.shape)
         index = self.first.expand(shape)
         return x.new_zeros(shape).scatter_add(-1, index, x.expand(shape)).gather(-1, index)
 
     @cached_property
     def mass(self) -> Tensor:
-        """Sums of q over groups."""
+        """Sums of q over groups, (*lead, nx)."""
         return self.total(self.inverse)
 
     @cached_property
     def responses(self) -> list[Tensor]:
-        """The columns of ``B = F M W C``."""
+        """The columns of ``B = F M W C``, each (*lead, nx)."""
         return [self.free * self.total(row) / self.mass for row in self.normals]
 
     @cached_property
@@ -69,11 +69,11 @@ class Pooling:
         return [entry + self._idle(i, j) for entry, (i, j) in zip(entries, self._pairs)]
 
     def average(self, x: Tensor) -> Tensor:
-        """``F M x``."""
+        """``F M x`` for x (*samples, *lead, nx)."""
         return self.free * self.total(self.inverse * x) / self.mass
 
     def multipliers(self, residuals: list[Tensor]) -> list[Tensor]:
-        """``S^-1 r``."""
+        """``S^-1 r`` for residuals r (*lead, 1), one per row."""
         if len(residuals) < 2:
             return [r / self.gram[0] for r in residuals]
         determinant = self.gram[0] * self.gram[2] - self.gram[1].square()
@@ -98,7 +98,7 @@ class Pooling:
         return self.balanced(self.average(x), [x.new_zeros(())] * len(self.normals))
 
     def transpose(self, x: Tensor) -> Tensor:
-        """``T^T x``."""
+        """``T^T x`` for x (*samples, *lead, nx)."""
         x = self.free * x
         multipliers = self.multipliers([_dot(response, x) for response in self.responses])
         for row, multiplier in zip(self.normals, multipliers):
@@ -106,10 +106,10 @@ class Pooling:
         return self.inverse * self.total(x) / self.mass
 
     def variance(self, variance: Tensor) -> Tensor:
-        """``diag(T C T^T)`` of a diagonal C.
+        """``diag(T C T^T)`` of a diagonal C (*samples, *lead, nx).
 
-        With v the variance of a group's average, ``(1 - Q b S^-1 b)^2 v`` from the group itself and ``b S^-1 N S^-1 b``
-        from the others. Both are formed from sums over the others, which leaves what is fixed at exactly 0.
+        With v the variance of a group's average, the group itself contributes ``(1 - Q b S^-1 b)^2 v`` and the others
+        ``b S^-1 N S^-1 b``. Both are formed from sums over the others, so fixed values get exactly 0.
         """
         own = self.free * self.total(variance * self.inverse.square()) / self.mass.square()
         if not self.normals:
@@ -129,10 +129,11 @@ class Pooling:
         return [(i, j) for i in range(len(self.normals)) for j in range(i, len(self.normals))]
 
     def _idle(self, i: int, j: int) -> Tensor | float:
+        """1 on the diagonal of S for rows that do not bind."""
         return (~self.binds[i]).to(self.inverse) if i == j else 0.0
 
     def _others(self, x: Tensor) -> Tensor:
-        """Sums over the other groups of x, which is constant on groups: never own minus own."""
+        """Sums over the other groups of x, which is constant on groups; formed without cancellation."""
         x = x * (self.first == torch.arange(x.shape[-1], device=x.device))
         before = torch.nn.functional.pad(x.cumsum(-1)[..., :-1], (1, 0))
         after = torch.nn.functional.pad(x.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
@@ -140,7 +141,7 @@ class Pooling:
 
 
 class FieldTangent(Differential):
-    """A tangent over fields (*lead, slices, nx) that are flattened to (*lead, n)."""
+    """A tangent over fields (*lead, slices, nx), flattened to (*lead, n)."""
 
     lead: torch.Size  # (*lead, slices, nx)
 
@@ -150,11 +151,11 @@ class FieldTangent(Differential):
 
     @abstractmethod
     def transpose_field(self, x: Tensor) -> Tensor:
-        """``T^T x``."""
+        """``T^T x`` for x (*samples, *lead, slices, nx)."""
 
     @abstractmethod
     def variance_field(self, variance: Tensor) -> Tensor:
-        """``diag(T C T^T)`` of a diagonal C."""
+        """``diag(T C T^T)`` of a diagonal C (*samples, *lead, slices, nx)."""
 
     @property
     def shape(self) -> torch.Size:
@@ -186,7 +187,7 @@ class FieldTangent(Differential):
 
 
 class PooledTangent(FieldTangent):
-    """The tangent of pooled profiles, each on its own."""
+    """The tangent of pooled profiles that are independent of each other."""
 
     def __init__(self, pooled: Pooling) -> None:
         self.pooled, self.lead = pooled, pooled.first.shape

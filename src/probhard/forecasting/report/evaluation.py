@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from probhard import score
+from probhard._util.numerics import TINY
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError
 from probhard.forecasting.data.table import HierarchicalData
@@ -99,7 +100,7 @@ def incoherence(samples: Any, hierarchy: Hierarchy) -> Incoherence:
     for part in draws.reshape(-1, draws.shape[-1]).split(max(1, CHUNK // draws.shape[-1])):
         upper = part[:, : hierarchy.aggregates]
         gap = (upper - hierarchy.aggregate(part[:, hierarchy.aggregates :])[:, : hierarchy.aggregates]).abs()
-        size = torch.maximum(upper.abs(), 1e-6 * part.abs().amax(-1, keepdim=True)).clamp(min=1e-300)
+        size = torch.maximum(upper.abs(), 1e-6 * part.abs().amax(-1, keepdim=True)).clamp(min=TINY)
         largest = max(largest, float(torch.linalg.vector_norm(gap, dim=-1).max()))
         relative = max(relative, float((gap / size).max()))
         smallest = min(smallest, float(part.min()))

@@ -1,1 +1,1 @@
-"""Nearest monotone profiles and profiles of little variation, by compiled loops."""
+"""Nearest monotone profiles and profiles of bounded or penalised variation, by compiled loops."""

@@ -1,4 +1,10 @@
-"""The masses that profiles can attain: the largest sum of a row over the profiles that satisfy all else."""
+"""The masses that profiles can attain: the largest and smallest ``a . u`` under all constraints but the row.
+
+    max  a . u     subject to  the shape,   lower <= u <= upper.
+
+For a bound on TV, dynamic programming with a price per edge finds the best sets of points at the upper bound. The
+maximum is piecewise linear and concave in the number of edges that the bound allows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ from probhard.solvers.profiles.unbounded import EPSILON, INCREASING, PENALTY, A,
 
 @compiled
 def _segments(data: Array, n: int, turn: float, price: float) -> tuple[float, float]:
-    """Number of edges and sum of the set of points with the largest ``turn * sum(a) - price * edges``."""
+    """Number of edges, and sum, of the points with the largest ``turn * sum(a) - price * edges``."""
     off_edges, off_sum, on_edges, on_sum = 0.0, 0.0, 0.0, turn * data[A, 0]
     for i in range(1, n):
         opens = off_sum - price * (off_edges + 1.0) > on_sum - price * on_edges
@@ -26,7 +32,7 @@ def _segments(data: Array, n: int, turn: float, price: float) -> tuple[float, fl
 
 @compiled
 def _capacity(problem: Problem, data: Array, turn: float) -> float:
-    """The largest ``turn * a . u`` among profiles that satisfy everything but the row."""
+    """The largest ``turn * a . u`` of profiles that satisfy all constraints but the row."""
     kind, n, amount, lower, upper, _, size = problem
     amount = min(amount, 1e300)
     noise, most, tail, every = 16.0 * EPSILON * size, 0.0, 0.0, 0.0
@@ -43,7 +49,7 @@ def _capacity(problem: Problem, data: Array, turn: float) -> float:
     if kind == INCREASING:
         if lower > -np.inf and upper < np.inf:
             return lower * total + (upper - lower) * most
-        if lower == -np.inf:  # what is gained by lowering the points before a tail
+        if lower == -np.inf:  # gained by lowering the points before a tail
             most -= total
         base = lower if lower > -np.inf else (upper if upper < np.inf else 0.0)
         return np.inf if most > noise else base * total
@@ -71,7 +77,7 @@ def _capacity(problem: Problem, data: Array, turn: float) -> float:
 
 @compiled
 def attainable(problem: Problem, data: Array) -> float:
-    """The mass nearest to the one asked for that some profile attains."""
+    """The attainable mass nearest to the requested one."""
     kind, n, _, lower, upper, mass, size = problem
     total = 0.0
     for i in range(n):

@@ -1,10 +1,12 @@
-"""The duals of the row and of the variation along profiles: at which z is shifted so far that mass and variation fit.
+"""The duals of the row and of the variation of profiles: shifts of z at which mass and variation are attained.
 
-With a row, ``a . u`` falls piecewise linearly in its dual r, which shifts z to ``z - r w a``; with a bound on TV, the
-variation falls so in the weight of a penalty. Newton's method in a bracket ends on the right piece. On it, runs of
-equal values ("groups", with sums Q of q, A of a, and s of the signs of their jumps) have
-``u_g = (sum q z - r A - weight s) / Q`` or lie on a bound: with bounds that are uniform along the profile, clipping the
-unbounded solution is exact.
+``a . u`` falls piecewise linearly in the dual r of the row, which shifts z to ``z - r w a``. Likewise TV(u) falls in
+the weight of a penalty. A bracketed Newton method ends on the right piece of each. There, runs of equal values
+("groups", with sums Q of q, A of a, and s of the signs of their jumps) have
+
+    u_g = (sum q z - r A - weight s) / Q,     or lie on a bound.
+
+Bounds are uniform along the profile, so clipping the unbounded solution is exact.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from probhard._util.jit import Array, compiled
+from probhard._util.numerics import TINY
 from probhard.solvers.profiles.unbounded import (
     BOUND,
     EDGE,
@@ -38,12 +41,12 @@ from probhard.solvers.profiles.unbounded import (
 )
 
 TRIALS = 200
-FAR = 1e40  # units of the dual beyond which nothing changes any more
+FAR = 1e40  # units of the dual beyond which the solution is constant
 
 
 @compiled
 def _divide(problem: Problem, data: Array, work: Array, r: float, weight: float) -> int:
-    """Groups and their clipped values at the duals r and ``weight``; returns the number of groups."""
+    """Write the groups at the duals r and ``weight`` and their clipped values; returns the number of groups."""
     kind, n, _, lower, upper, _, _ = problem
     increasing = kind == INCREASING
     for i in range(n):
@@ -102,7 +105,7 @@ def sums(work: Array, count: int) -> tuple[float, float, float, float, float, fl
 def _trial(
     k: int, x: float, f: float, fall: float, low: float, f_low: float, high: float, f_high: float, unit: float
 ) -> float:
-    """The next x for a falling piecewise linear f: Newton's, the chord's, or on flat pieces and at times the middle."""
+    """The next x for a falling piecewise linear f: Newton's, the chord's, or the middle of the bracket."""
     step = f / fall if fall > 0.0 else np.inf * f
     if low == -np.inf or high == np.inf:
         reach = (unit + abs(x)) * 8.0
@@ -117,7 +120,7 @@ def _trial(
 
 @compiled
 def _bounded(problem: Problem, data: Array, work: Array, r: float, guess: float) -> tuple[int, float, bool]:
-    """Groups at the dual r with the penalty that attains ``TV(u) = amount``, the penalty, and whether it is needed."""
+    """Number of groups at the dual r with ``TV(u) = amount``, the penalty attaining it, and whether one is needed."""
     kind, n, amount, _, _, _, _ = problem
     count, x, low, high, f_low, f_high = 0, 0.0 if kind == BOUND else amount, 0.0, np.inf, 0.0, -amount
     for k in range(TRIALS):
@@ -145,9 +148,9 @@ def _bounded(problem: Problem, data: Array, work: Array, r: float, guess: float)
 
 @compiled
 def balance(problem: Problem, data: Array, work: Array) -> tuple[int, bool]:
-    """Groups at the dual r where ``a . u = mass``, and whether a bound on TV is active."""
+    """Number of groups at the dual r where ``a . u = mass``, and whether the bound on TV is active."""
     _, n, _, _, _, mass, size = problem
-    height, steep = max(abs(mass), 1e-300), 1e-300
+    height, steep = max(abs(mass), TINY), TINY
     for i in range(n):
         height, steep = max(height, abs(data[Z, i])), max(steep, data[W, i] * abs(data[A, i]))
     x, low, f_low, high, f_high, unit = 0.0, -np.inf, 0.0, np.inf, 0.0, height / steep

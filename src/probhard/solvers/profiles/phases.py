@@ -1,13 +1,13 @@
-"""Nearest monotone profiles whose values are 0 or at least so much, by kernels that numba compiles where it is there.
+"""Nearest monotone profiles whose values are 0 or not small, by kernels that numba compiles.
 
     min 1/2 sum q_i (u_i - z_i)^2,   u monotone,   u_i = 0 or lower <= u_i <= upper,   least <= a . u <= most.
 
-The values that are not 0 are the first k of a decreasing profile, the last k of an increasing one: for each k that is a
-problem of ``pooling``. All k are looked at, in the order of what their cost cannot be below,
+The values that are not 0 are the first k of a decreasing profile, the last k of an increasing one. For each k that is a
+problem of ``pooling``. Branch and bound searches all k in the order of a lower bound of their cost,
 
-    sum of q z^2 over the zeros + the larger of: q (clipped z - z)^2 over the others; (gap of the row)^2 / sum of w a^2,
+    sum of q z^2 over the zeros + the larger of: q (clipped z - z)^2 over the others; (gap of the row)^2 / sum of w a^2.
 
-and the search ends where the next such bound is above the best cost found, so that the nearest profile is returned.
+It ends where the next bound exceeds the best cost, so the profile returned is the nearest.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probhard._util.jit import Array, compiled
-from probhard.solvers.profiles.pooling import Found, Numbers, room_for, settle
+from probhard._util.numerics import TINY
+from probhard.solvers.profiles.pooling import Numbers, Result, room_for, settle
 from probhard.solvers.profiles.unbounded import DECREASING
 
 ZERO = -2  # the side of a value that is 0
+
+Limits = tuple[Array, Array, Array, Array]  # lower, upper, least and most, each (profiles,)
 
 
 @compiled
@@ -30,12 +33,12 @@ def _bounds(
     a: Array,
     numbers: Numbers,
     may_vanish: bool,
-    bound: Array,  # (n + 1,), as the next: where the answer goes
+    bound: Array,  # (n + 1,), as the next: written to
     gap: Array,
 ) -> None:
-    """For each k what a profile costs at least, and how far its row stays from where it should be.
+    """Write for each k a lower bound of the cost, and the gap that its row cannot close.
 
-    The gap is relative to the terms of the row, and infinite where the bounds allow no such profile.
+    The gap is relative to the terms of the row, and infinite if the bounds allow no such profile.
     """
     n, row = len(z), len(a) > 0
     unit, lower, upper, least, most = numbers
@@ -71,23 +74,51 @@ def _bounds(
 
 
 @compiled
+def _cost(z: Array, q: Array, point: Array, start: int, end: int, unit: float) -> float:
+    """``sum q (u - z)^2`` in units, of the profile that is ``point`` between start and end and 0 elsewhere."""
+    cost = 0.0
+    for i in range(len(z)):
+        u = point[i - start] if start <= i < end else 0.0
+        cost += q[i] * ((u - z[i]) / unit) ** 2
+    return cost
+
+
+@compiled
+def _store(trial: Result, start: int, end: int, gap: float, result: Result) -> None:
+    """Write a trial between start and end as the result, and zeros elsewhere."""
+    point, group, sides, edges, bind, error = trial
+    value, first, side, edge, binds, residual = result
+    for i in range(len(value)):
+        inside = start <= i < end
+        value[i] = point[i - start] if inside else 0.0
+        first[i] = start + group[i - start] if inside else i
+        side[i], edge[i] = (sides[i - start], edges[i - start]) if inside else (ZERO, 0)
+    binds[:] = bind
+    residual[0], residual[1] = max(error[0], gap), max(error[1], gap)
+
+
+@compiled
+def _rest(total: float, lower: float, least: float, most: float) -> float:
+    """The gap of a row whose sum is asked to be 0 but for rounding, if all values are 0."""
+    return max(-most, least, 0.0) / (lower * total + TINY)
+
+
+@compiled
 def solve(
     kind: int,
     z: Array,  # (profiles, n)
     w: Array,  # (profiles, n), positive
-    lower: Array,  # (profiles,), of values that are not 0, not negative
-    upper: Array,
-    may_vanish: NDArray[np.bool_],  # (profiles,), whether 0 is allowed
     a: Array,  # (profiles, n), none negative, or (profiles, 0) without a row
-    least: Array,
-    most: Array,
+    limits: Limits,  # of values that are not 0, none negative, and of the row
+    may_vanish: NDArray[np.bool_],  # (profiles,), whether 0 is allowed
     tolerance: float,  # gap of the row, relative to its terms, that counts as none
-) -> Found:
-    """As ``pooling.solve``; zeros have a side of their own.
+) -> Result:
+    """As ``pooling.solve``; zeros have the side ``ZERO``.
 
-    Where no k fits the row, the answer is that of the smallest gap; where the bounds leave nothing, it is NaN.
+    If no k fits the row, the answer is that of the smallest gap; if the bounds leave nothing, it is NaN.
     """
     profiles, n = z.shape
+    lower, upper, least, most = limits
     value, first = np.full((profiles, n), np.nan), np.zeros((profiles, n), np.int64)
     side, edge = np.empty((profiles, n), np.int8), np.zeros((profiles, n), np.int8)
     binds, residual = np.zeros((profiles, 2), np.bool_), np.full((profiles, 2), np.inf)
@@ -96,13 +127,13 @@ def solve(
     bind, error = np.zeros(2, np.bool_), np.zeros(2)
     turned, row = kind != DECREASING, a.shape[1] > 0
     for p in range(profiles):
-        heaviest, unit = w[p].max(), max(np.abs(z[p]).max(), lower[p], 1e-300)
+        heaviest, unit = w[p].max(), max(np.abs(z[p]).max(), lower[p], TINY)
         for i in range(n):
             first[p, i], side[p, i], q[i] = i, ZERO, heaviest / w[p, i]
         numbers = (unit, lower[p], upper[p], least[p], most[p])
         _bounds(turned, z[p], q, a[p], numbers, may_vanish[p], bound, gap)
-        if row and may_vanish[p] and gap.min() > tolerance:  # a sum that is 0 but for rounding
-            rest = max(-most[p], least[p], 0.0) / (lower[p] * a[p].sum() + 1e-300)
+        if row and may_vanish[p] and gap.min() > tolerance:
+            rest = _rest(a[p].sum(), lower[p], least[p], most[p])
             gap[0] = rest if rest <= tolerance else gap[0]
         slack, best = max(tolerance, gap.min()), np.inf
         for k in np.argsort(bound):
@@ -111,22 +142,14 @@ def solve(
             if not gap[k] <= slack or gap[k] == np.inf:
                 continue
             start = n - k if turned else 0
-            end, cost = start + k, 0.0
+            end = start + k
+            trial = (point[:k], group[:k], sides[:k], edges[:k], bind, error)
             bind[:], error[:] = False, 0.0
             if k > 0:
                 line = a[p, start:end] if row and a[p, start:end].max() > 0.0 else a[p, :0]
-                trial = (point[:k], group[:k], sides[:k], edges[:k], bind, error)
                 settle(kind, z[p, start:end], w[p, start:end], line, (0.0, *numbers[1:]), room, trial)
-            for i in range(n):
-                u = point[i - start] if start <= i < end else 0.0
-                cost += q[i] * ((u - z[p, i]) / unit) ** 2
-            if not cost < best:
-                continue
-            best = cost
-            for i in range(n):
-                inside = start <= i < end
-                value[p, i] = point[i - start] if inside else 0.0
-                first[p, i] = start + group[i - start] if inside else i
-                side[p, i], edge[p, i] = (sides[i - start], edges[i - start]) if inside else (ZERO, 0)
-            binds[p], residual[p, 0], residual[p, 1] = bind, max(error[0], gap[k]), max(error[1], gap[k])
+            cost = _cost(z[p], q, point, start, end, unit)
+            if cost < best:
+                best = cost
+                _store(trial, start, end, gap[k], (value[p], first[p], side[p], edge[p], binds[p], residual[p]))
     return value, first, side, edge, binds, residual

@@ -1,15 +1,16 @@
-"""Nearest monotone profiles and profiles of little variation, by kernels that numba compiles where it is installed.
+"""Nearest monotone profiles and profiles of bounded or penalised variation, by kernels that numba compiles.
 
 Per profile of n points, with ``W = diag(w)``, ``q = 1/w`` and ``TV(u) = sum |u_{i+1} - u_i|``,
 
     min 1/2 sum q_i (u_i - z_i)^2 + weight TV(u)   or subject to  u increasing,   or  TV(u) <= amount,
     subject to  lower <= u <= upper,  least <= a . u <= most.
 
-A row that holds without being asked for is left out; else it binds at the end that it is beyond, called mass. The
-answer is solved once more with its groups as points, whose numbers are smaller, and never leaves its bounds.
+The methods are pool adjacent violators (isotonic regression) and Johnson's dynamic programming (total variation),
+inside a search for the duals of the row and of the bound on TV. A row that the solution without it satisfies is left
+out. Otherwise it binds at the end that is exceeded, called mass. The answer is refined with its groups as points, whose
+numbers are smaller, and always stays within its bounds.
 
-``profiles`` has the two shapes without bounds, ``duals`` what fits mass and variation, ``capacity`` the masses that can
-be attained.
+``unbounded`` has the two shapes without bounds, ``duals`` the search, ``capacity`` the masses that can be attained.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ from probhard.solvers.profiles.unbounded import (
     Z,
 )
 
+SAME = 1e-12  # relative determinant below which row and TV count as dependent
+
 Room = tuple[Array, Array, Array, Array]  # data (4, n) of the profile and of its groups, and their work (15, 2 n + 2)
 Numbers = tuple[float, float, float, float, float]  # amount, lower, upper, least, most
-Found = tuple[Array, NDArray[np.int64], NDArray[np.int8], NDArray[np.int8], NDArray[np.bool_], Array]
+Result = tuple[Array, NDArray[np.int64], NDArray[np.int8], NDArray[np.int8], NDArray[np.bool_], Array]
 
 
 @compiled
 def _error(problem: Problem, work: Array, count: int, active: bool) -> float:
-    """How far the row is off, and the variation above its bound, relative to their terms."""
+    """The larger of the residual of the row and the excess of the variation, relative to their terms."""
     row, variation, _, _, _, _, _ = sums(work, count)
     _, _, amount, _, _, mass, sized = problem
     size, height, error = abs(mass), amount, 0.0
@@ -61,7 +64,7 @@ def _error(problem: Problem, work: Array, count: int, active: bool) -> float:
 
 @compiled
 def _refine(problem: Problem, work: Array, count: int, active: bool, atoms: Array, spare: Array) -> None:
-    """Solve again with the groups as points: their numbers are those of the answer, where those of z may be large."""
+    """Solve again with the groups as points: their numbers have the size of the answer, those of z may be larger."""
     error = _error(problem, work, count, active)
     if error <= 4.0 * EPSILON:
         return
@@ -74,7 +77,7 @@ def _refine(problem: Problem, work: Array, count: int, active: bool, atoms: Arra
     for h in range(joined):
         for g in range(int(spare[START, h]), int(spare[START, h + 1])):
             atoms[0, g], atoms[1, g], atoms[2, g] = spare[RAW, h], spare[VALUE, h], spare[SIDE, h]
-    for _ in range(2):  # exchange, and exchange back if nothing is gained
+    for _ in range(2):  # exchange, and exchange back unless the error falls
         for k in range(3):
             for g in range(count):
                 atoms[k, g], work[RAW + k, g] = work[RAW + k, g], atoms[k, g]
@@ -84,7 +87,7 @@ def _refine(problem: Problem, work: Array, count: int, active: bool, atoms: Arra
 
 @compiled
 def _contract(amount: float, work: Array, count: int) -> None:
-    """Shrink by units of rounding until ``TV(u) <= amount`` holds as floating point numbers add up."""
+    """Shrink the profile by units of rounding until ``TV(u) <= amount`` holds in floating point."""
     pull, centre = EPSILON, work[VALUE, count // 2]
     for _ in range(60):
         excess = sums(work, count)[1] - amount
@@ -98,6 +101,53 @@ def _contract(amount: float, work: Array, count: int) -> None:
 
 
 @compiled
+def _load(turn: float, z: Array, w: Array, a: Array, data: Array) -> tuple[float, float, float]:
+    """Fill ``data``, scaled to a largest weight and coefficient of 1; returns these two and the sum of ``|a|``."""
+    n, row = len(z), len(a) > 0
+    heaviest, steepest, size = 0.0, 0.0, 0.0
+    for i in range(n):
+        heaviest = max(heaviest, w[i])
+        steepest = max(steepest, abs(a[i])) if row else 0.0
+    for i in range(n):
+        data[Z, i], data[W, i], data[Q, i] = turn * z[i], 1.0, 1.0
+        if w[i] != heaviest:  # divisions would dominate the cost of a profile of equal weights
+            data[W, i], data[Q, i] = w[i] / heaviest, heaviest / w[i]
+        data[A, i] = a[i] / steepest if row else 0.0
+        size += abs(data[A, i])
+    return heaviest, steepest, size
+
+
+@compiled
+def _binding(work: Array, count: int, tight: bool, active: bool) -> tuple[bool, bool]:
+    """Whether row and TV bind; the second does not if both say the same."""
+    _, _, _, _, shares, mixed, signs = sums(work, count)
+    row, variation = tight and shares > 0.0, active and signs > 0.0
+    if row and variation and shares * signs - mixed**2 <= SAME * shares * signs:
+        variation = False
+    return row, variation
+
+
+@compiled
+def _store(
+    problem: Problem, turn: float, a: Array, work: Array, count: int, excess: float, magnitude: float, result: Result
+) -> tuple[float, float]:
+    """Write values, groups, sides and edges; returns ``a . u`` added to excess and ``|a| . |u|`` to magnitude."""
+    simple, _, _, low, high, _, _ = problem
+    value, first, side, edge, _, _ = result
+    floor = low
+    for g in range(count):
+        u = min(max(work[VALUE, g], floor), high)
+        floor = u if simple == INCREASING else low
+        for i in range(int(work[START, g]), int(work[START, g + 1])):
+            value[i], first[i] = turn * u, int(work[START, g])
+            side[i], edge[i] = int(turn * work[SIDE, g]), int(turn * work[EDGE, i])
+            if len(a) > 0:
+                excess += a[i] * value[i]
+                magnitude += abs(a[i] * value[i])
+    return excess, magnitude
+
+
+@compiled
 def settle(
     kind: int,
     z: Array,  # (n,)
@@ -105,30 +155,19 @@ def settle(
     a: Array,  # (n,), or (0,) without a row
     numbers: Numbers,
     room: Room,
-    found: Found,  # where the answer goes: four of (n,) and two of (2,)
+    result: Result,  # written to: four of (n,) and two of (2,)
 ) -> None:
     """Solve for one profile; see ``solve``."""
     n, row = len(z), len(a) > 0
     data, atoms, work, spare = room
     amount, lower, upper, least, most = numbers
-    value, first, side, edge, binds, residual = found
+    _, _, _, _, binds, residual = result
     turn, simple = -1.0 if kind == DECREASING else 1.0, INCREASING if kind == DECREASING else kind
-    mass, tight, count, active = least, row, 0, False
     low, high = (lower, upper) if turn > 0.0 else (-upper, -lower)
-    heaviest, steepest, size, height = 0.0, 0.0, 0.0, 0.0
-    for i in range(n):
-        heaviest = max(heaviest, w[i])
-        steepest = max(steepest, abs(a[i])) if row else 0.0
-    for i in range(n):
-        data[Z, i], data[W, i], data[Q, i] = turn * z[i], 1.0, 1.0
-        if w[i] != heaviest:  # divisions are what a profile of equal weights would wait for
-            data[W, i], data[Q, i] = w[i] / heaviest, heaviest / w[i]
-        height = max(height, abs(min(max(data[Z, i], low), high)))
+    heaviest, steepest, size = _load(turn, z, w, a, data)
     limit, target = max(amount, 0.0) * (heaviest if kind == PENALTY else 1.0), 0.0
-    for i in range(n):
-        data[A, i] = a[i] / steepest if row else 0.0
-        size += abs(data[A, i])
-    if row and most > mass:
+    mass, tight, count, active = least, row, 0, False
+    if row and most > mass:  # without the row, does it hold anyway?
         count, active = balance((simple, n, limit, low, high, 0.0, 0.0), data, work)
         alone = turn * steepest * sums(work, count)[0]
         tight = not mass <= alone <= most
@@ -145,20 +184,12 @@ def settle(
             _refine(problem, work, count, active, atoms, spare)
         if kind == BOUND:
             _contract(limit, work, count)
-        _, _, _, _, shares, mixed, signs = sums(work, count)
-        binds[0], binds[1] = tight and shares > 0.0, active and signs > 0.0
-        if binds[0] and binds[1] and shares * signs - mixed**2 <= 1e-12 * shares * signs:
-            binds[1] = False
-    floor, excess, magnitude = low, -mass, abs(mass) + 1e-8 * size * steepest * height
-    for g in range(count):
-        u = min(max(work[VALUE, g], floor), high)
-        floor = u if simple == INCREASING else low
-        for i in range(int(work[START, g]), int(work[START, g + 1])):
-            value[i], first[i] = turn * u, int(work[START, g])
-            side[i], edge[i] = int(turn * work[SIDE, g]), int(turn * work[EDGE, i])
-            if row:
-                excess += a[i] * value[i]
-                magnitude += abs(a[i] * value[i])
+        binds[0], binds[1] = _binding(work, count, tight, active)
+    height = 0.0
+    for i in range(n):
+        height = max(height, abs(min(max(data[Z, i], low), high)))
+    magnitude = abs(mass) + 1e-8 * size * steepest * height
+    excess, magnitude = _store(problem, turn, a, work, count, -mass, magnitude, result)
     if tight and excess != 0.0:
         residual[0], residual[1] = abs(excess) / magnitude, abs(mass - turn * target * steepest) / magnitude
     if row and most < least:  # no profile is between
@@ -167,7 +198,7 @@ def settle(
 
 @compiled
 def room_for(n: int) -> Room:
-    """What profiles of up to n points are solved in."""
+    """Working memory for profiles of up to n points."""
     return np.empty((4, n)), np.empty((4, n)), np.empty((15, 2 * n + 2)), np.empty((15, 2 * n + 2))
 
 
@@ -182,10 +213,15 @@ def solve(
     a: Array,  # (profiles, n), or (profiles, 0) without a row
     least: Array,
     most: Array,
-) -> Found:
-    """Values, first points of their groups, sides, edges, which of row and TV bind, residual and gap.
+) -> Result:
+    """Solve for all profiles of one kind: INCREASING, DECREASING, PENALTY or BOUND.
 
-    The residual is that of a row that binds, relative to its terms; the gap is the part that no profile can close.
+    Bounds may be infinite. ``amount`` is the penalty or bound of TV, ``least`` and ``most`` the limits of ``a . u``.
+
+    Returns:
+        Values, first points of their groups, sides and edges (profiles, n), which of row and TV bind, and residual and
+        gap (profiles, 2). The residual is that of a binding row, relative to its terms. The gap is the part of it that
+        no profile can close.
     """
     profiles, n = z.shape
     value, first = np.empty((profiles, n)), np.empty((profiles, n), np.int64)

@@ -1,7 +1,10 @@
 """Monotone and taut profiles without bounds, and the numbers that all kernels of profiles share.
 
-Monotone regression pools adjacent violators. The penalty is solved by Johnson's dynamic problem over the knots of
-the derivative of the cost-to-come, which keeps values at the knots and not slopes: weights may then range over 1e12.
+    min 1/2 sum q_i (u_i - z_i)^2   subject to  u increasing,     or     min 1/2 sum q_i (u_i - z_i)^2 + weight TV(u).
+
+Monotone regression pools adjacent violators. The penalty is solved by Johnson's dynamic programming over the knots of
+the derivative of the cost-to-come. It stores values at the knots, not slopes, so weights may range over 1e12. Both
+write the edges of the solution: the signs of its jumps, 0 within a group of equal values.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from probhard._util.jit import Array, compiled
 
 INCREASING, DECREASING, PENALTY, BOUND = 0, 1, 2, 3
 EPSILON = 2.0**-52
-RANGE = 1e4  # of the weights that are summed before the sums are written to the knots
+RANGE = 1e4  # largest ratio of weights that are summed before the sums are written to the knots
 
 Z, W, Q, A = range(4)  # rows of ``data`` (4, n): the points, weights (largest 1), their inverses, the row (largest 1)
 
@@ -22,13 +25,13 @@ Z, W, Q, A = range(4)  # rows of ``data`` (4, n): the points, weights (largest 1
 SHIFTED, EDGE, LEAST, MOST, POSITION, RISE, ANCHOR, START, TOTAL, SHARE, SIGN, NOISE, RAW, VALUE, SIDE = range(15)
 
 # Kind, n, amount, lower, upper, mass, and the sum of the row's magnitudes, 0 without a row. A plain tuple: numba's
-# files on disk would name a class, and could not be read once it has changed.
+# cache on disk would refer to a class by name, and would break once the class changes.
 Problem = tuple[int, int, float, float, float, float, float]
 
 
 @compiled
 def joint(mean: float, total: float, other: float, weight: float) -> float:
-    """The mean of two weighted means, from the heavier one on: the lighter one may be far away."""
+    """The mean of two weighted means, as a correction of the heavier one: the lighter one may be far away."""
     if weight > total:
         return other + (mean - other) * (total / (total + weight))
     return mean + (other - mean) * (weight / (total + weight))
@@ -78,7 +81,7 @@ def _crossing(work: Array, k: int, level: float, sum_q: float, sum_qz: float) ->
 def taut(data: Array, work: Array, n: int, weight: float) -> None:
     """Edges of the solution with the penalty ``weight TV(u)``.
 
-    The derivative at a knot is its anchor, ``-weight`` or ``weight``, plus its rise, plus ``sum_q x - sum_qz``, what
+    The derivative at a knot is its anchor, ``-weight`` or ``weight``, plus its rise, plus ``sum_q x - sum_qz``, which
     was added to all knots since.
     """
     heaviest = 0

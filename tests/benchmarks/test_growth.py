@@ -18,17 +18,19 @@ from probhard.solvers import active_set, forest
 from probhard.solvers.quadratic import QuadraticProblem
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks import bandwidth, growth, million
+from benchmarks.hierarchies import tree
+
+from benchmarks import bandwidth, growth, growth_cases, growth_report, million
 
 
 @pytest.mark.parametrize("slope", [0.0, 1.0, 2.0])
 def test_exponents_are_those_of_powers_with_a_fixed_cost(slope):
     sizes = [10**k for k in range(7)]
     seconds = [3e-6 * size**slope for size in sizes]
-    assert growth.exponent(sizes, seconds) == pytest.approx(slope, abs=1e-9)
+    assert growth_report.exponent(sizes, seconds) == pytest.approx(slope, abs=1e-9)
     crooked = [1.0 if size < 10**4 else time for size, time in zip(sizes, seconds)]
-    assert growth.exponent(sizes, crooked) == pytest.approx(slope, abs=1e-9)  # only the upper two decades count
-    assert math.isnan(growth.exponent(sizes[:2], seconds[:2]))
+    assert growth_report.exponent(sizes, crooked) == pytest.approx(slope, abs=1e-9)  # only the upper two decades count
+    assert math.isnan(growth_report.exponent(sizes[:2], seconds[:2]))
 
 
 def test_table_and_plot_tell_what_grows_too_fast(tmp_path):
@@ -37,16 +39,16 @@ def test_table_and_plot_tell_what_grows_too_fast(tmp_path):
         for case, power in (("tree, oblique", 1.0), ("one mass row, oblique", 1.5))
         for n in (100, 1000, 10_000)
     ]
-    rows = {line.split(" | ")[0].strip("| "): line for line in growth.table(lines).splitlines() if "|" in line}
+    rows = {line.split(" | ")[0].strip("| "): line for line in growth_report.render(lines).splitlines() if "|" in line}
     assert "| 1.00 |" in rows["tree, oblique"]
     assert "in order; stopped" in rows["tree, oblique"]
     assert "| 1.50 |" in rows["one mass row, oblique"]
     assert "above 1" in rows["one mass row, oblique"]
-    growth.plot(lines, tmp_path / "growth.png")
+    growth_report.plot(lines, tmp_path / "growth.png")
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("case", growth.cases(quick=True), ids=lambda case: f"{case.name}-{case.axis}")
+@pytest.mark.parametrize("case", growth_cases.cases(quick=True), ids=lambda case: f"{case.name}-{case.axis}")
 def test_every_case_runs_and_is_feasible(case):
     found = growth.measure(case, case.sizes[-1] if case.axis == "batch" else case.sizes[0], seconds=0.0)
     assert found.violation < 1e-12
@@ -61,7 +63,7 @@ def test_million_in_small():
 
 @pytest.mark.parametrize("fault", ["incoherent", "negative", "missing"])
 def test_the_checker_catches_an_infeasible_draw(fault):
-    hierarchy = growth.tens(100)
+    hierarchy = growth_cases.tens(100)
     draws = hierarchy.aggregate(torch.rand(3, 100))
     assert million.check(hierarchy.summation, draws) < 1e-12
     if fault == "incoherent":
@@ -111,7 +113,7 @@ def test_columns_of_a_large_graph_hold_its_fill():
 @pytest.mark.parametrize("fan_out", [(2, 2), (2, 3, 4), (1, 4, 1, 2)])
 def test_forest_steps_are_those_of_active_sets(fan_out, monkeypatch):
     """Bounds above and below, of width 0 too, a certain variable, and a bound that the elements share."""
-    hierarchy = growth.tree(fan_out)
+    hierarchy = tree(fan_out)
     core, n, count = hierarchy.system.core, hierarchy.variables, 40
     truth = hierarchy.aggregate(torch.rand(count, hierarchy.bottoms))
     upper = truth + torch.rand(count, n)

@@ -1,0 +1,218 @@
+"""The face that a curved projection ends on: which bounds and functions are active, and the point there.
+
+A primal-dual sweep guesses the sides if bounds are the only inequalities: variables beyond a bound are put on it, those
+pulled off it are released. Otherwise, and for points where the sweep does not settle, ``solvers.sqp_active`` finds
+them. On a face the bounds are substituted and all active functions are equations, so ``solvers.sqp`` finds the point.
+The signs of its multipliers then confirm the sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.constraints.shapes import SLACK
+from probhard.laws.covariance import Diagonal
+from probhard.projection.curved_functions import JointFunction
+from probhard.solvers import sqp, sqp_active
+from probhard.solvers.quadratic import HELD, QuadraticProblem
+from probhard.solvers.sqp_steps import STATIONARY, Iterates
+
+ROUNDS = 3
+SWEEPS = 12  # of the sides, where bounds are the only inequalities
+TRIES = 2  # sweeps that a point may end without converging on its face
+NEAR = 1e-9  # distance to a bound that counts as none, relative to the terms
+ROUNDING = 1e-12  # of a function, relative to its terms
+FLOOR = 1e-12  # smallest natural weight, relative to the largest
+
+
+@dataclass(frozen=True)
+class FacePoints:
+    """Points on faces, over leading dimensions (*lead)."""
+
+    side: Tensor  # (*lead, N) int8, of variables and slacks: -1 at lower, 1 at upper, 0 if free
+    iterates: Iterates
+    settled: Tensor  # (*lead,) bool: the points ask for no other side
+
+    @property
+    def unsettled(self) -> Tensor:
+        """Indices (k,) of points that are not settled."""
+        return torch.nonzero(~self.settled).squeeze(-1)
+
+    def placed(self, index: Tensor, part: FacePoints) -> FacePoints:
+        """A copy whose points with these indices (k,) come from ``part``."""
+        return FacePoints(
+            self.side.index_copy(0, index, part.side),
+            self.iterates.placed(index, part.iterates),
+            self.settled.index_copy(0, index, part.settled),
+        )
+
+    def reshaped(self, lead: torch.Size) -> FacePoints:
+        """The points with their first dimension split into ``lead``."""
+        iterates = self.iterates.map(lambda x: x.reshape(torch.Size((*lead, *x.shape[1:]))))
+        return FacePoints(self.side.reshape(*lead, -1), iterates, self.settled.reshape(lead))
+
+
+@dataclass(frozen=True)
+class FaceSearch:
+    """Finds the faces of one constraint.
+
+    Args:
+        function: The functions of the constraint.
+        exact: Use exact Hessians in every step.
+    """
+
+    function: JointFunction
+    exact: bool
+
+    @torch.no_grad()
+    def solve(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, start: Tensor | None) -> FacePoints:
+        """Find the faces of the nearest points.
+
+        Args:
+            z: Points to project, (*lead, n), as the next four.
+            weight: Diagonal of W.
+            lower: Lower bounds.
+            upper: Upper bounds.
+            start: Where to begin; at the clipped points if None.
+
+        Returns:
+            The points and their sides over (*lead).
+        """
+        lead, n = z.shape[:-1], z.shape[-1]
+        equation = self.function.flat(lead)
+        z, weight, lower, upper = (x.reshape(-1, n) for x in (z, weight, lower, upper))
+        problem = self._problem(z, weight, lower, upper)
+        guess = z.clamp(lower, upper) if start is None else start.detach().to(z).expand(*lead, n).reshape(-1, n)
+        points: FacePoints | None = None
+        left = torch.arange(len(z), device=z.device)
+        if not self.function.inequalities:
+            points = self._swept(equation, problem, guess)
+            left = points.unsettled
+        for _ in range(ROUNDS):
+            if len(left) == 0:
+                break
+            part, few = _select(equation, left, len(z)), problem.select(left)
+            faces = sqp_active.faces(part, few, guess.index_select(0, left), self.function.unequal)
+            iterates = self._on_face(part, few, faces.side, faces.value)
+            asked = self._asked_sides(part, few, faces.side, iterates)
+            settled = faces.done & iterates.converged & (asked == faces.side).all(-1)
+            fresh = FacePoints(faces.side, iterates, settled)
+            points = fresh if points is None else points.placed(left, fresh)
+            guess = guess.index_copy(0, left, faces.value[..., :n].clamp(few.lower[..., :n], few.upper[..., :n]))
+            left = points.unsettled
+        assert points is not None
+        return points.reshaped(lead)
+
+    def _problem(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor) -> QuadraticProblem:
+        """Centres, weights and bounds of variables and slacks, (L, N); it has no rows."""
+        n, count = z.shape[-1], self.function.inequalities
+        slack = z.new_zeros(len(z), count)
+        natural = natural_weight(self.function, weight)
+        return QuadraticProblem(
+            None,
+            z[..., :0],
+            torch.cat([z, slack], -1),
+            torch.cat([weight, SLACK * natural[..., n:]], -1),  # inactive functions cost nothing
+            natural,
+            torch.cat([lower, slack], -1),
+            torch.cat([upper, slack + torch.inf], -1),
+            torch.arange(n + count, device=z.device) < n if count else None,
+        )
+
+    def _swept(self, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor) -> FacePoints:
+        """Sides by a primal-dual sweep, one projection each; points that fail on their face are given up."""
+        left = torch.arange(len(guess), device=guess.device)
+        side = (problem.lower == problem.upper).to(torch.int8)
+        settled = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
+        points: FacePoints | None = None
+        failures = torch.zeros_like(left)
+        for _ in range(SWEEPS):
+            part, few = _select(equation, left, len(settled)), problem.select(left)
+            before = side.index_select(0, left)
+            iterates = self._on_face(part, few, before, guess.index_select(0, left))
+            after = self._asked_sides(part, few, before, iterates)
+            done = iterates.converged & (after == before).all(-1)
+            fresh = FacePoints(after, iterates, done)
+            points = fresh if points is None else points.placed(left, fresh)
+            side, guess = points.side, guess.index_copy(0, left, iterates.u)
+            failures = failures.index_add(0, left, (~iterates.converged).to(failures.dtype))
+            left = left[~done & (failures.index_select(0, left) < TRIES)]
+            if len(left) == 0:
+                break
+        assert points is not None
+        return points
+
+    def _on_face(self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor) -> Iterates:
+        """The nearest points with the variables and slacks of some sides held there, from a guess (L, N)."""
+        n, free, held = self.function.variables, side == 0, _held_point(problem, side)
+        weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
+        guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
+        part = self.function.switched(equation, self.function.active(side))
+        return sqp.solve(part, held, Diagonal(weight), guess, self.exact)
+
+    def _asked_sides(
+        self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, iterates: Iterates
+    ) -> Tensor:
+        """The sides that points on a face ask for, (L, N) int8.
+
+        A held variable is released if its multiplier pulls it off the bound, a free one beyond a bound is held.
+        """
+        n, free, held, centre = self.function.variables, side == 0, _held_point(problem, side), problem.centre
+        part = self.function.switched(equation, self.function.active(side))
+        pull = part.jacobian_rows(iterates.u).transpose(iterates.multiplier)
+        released = torch.cat([centre[..., :n], held[..., n:]], -1) - self._free_weight(problem) * pull
+        current = torch.cat([iterates.u[..., :n], self.function.slacks(equation, iterates.u)], -1)
+        target = torch.where(free, current, released)
+        near = NEAR * (target.abs() + held.abs() + centre.abs())
+        if bool((free & (target < 0))[..., n:].any()):  # a function is violated: by more than its rounding?
+            rounding = ROUNDING * self.function.magnitudes(equation, iterates.u)
+            near = torch.cat([near[..., :n], near[..., n:] + rounding], -1)
+        # the multipliers of a point that hardly moves are rounding, and release nothing
+        way, size = (iterates.u - centre)[..., :n].abs().amax(-1), centre[..., :n].abs().amax(-1)
+        moves = (way > STATIONARY * size).unsqueeze(-1)
+        lower, upper = problem.lower, problem.upper
+        after = side.masked_fill((side < 0) & (target > lower + near) & moves, 0)
+        after = after.masked_fill((side > 0) & (target < upper - near) & (lower < upper) & moves, 0)
+        after = after.masked_fill(free & (target < lower - near), -1)
+        return after.masked_fill(free & (target > upper + near), 1)
+
+    def _free_weight(self, problem: QuadraticProblem) -> Tensor:
+        """Weights of free variables and slacks, (L, N)."""
+        n = self.function.variables
+        return torch.cat([problem.weight[..., :n], problem.natural[..., n:]], -1)
+
+
+def natural_weight(function: JointFunction, weight: Tensor) -> Tensor:
+    """Weights (*lead, N) of variables, none below the floor, and of slacks, equal to the largest of them."""
+    largest = weight.amax(-1, keepdim=True)
+    slack = largest.expand(*weight.shape[:-1], function.inequalities)
+    return torch.cat([torch.maximum(weight, FLOOR * largest), slack], -1)
+
+
+def masked_weight(function: JointFunction, weight: Tensor, side: Tensor) -> Tensor:
+    """Weights (*lead, N) of free variables and slacks, and those of held ones."""
+    natural = natural_weight(function, weight.detach())
+    free = torch.cat([weight, natural[..., weight.shape[-1] :]], -1)
+    return torch.where(side == 0, free, held_weight(natural, weight.shape[-1]))
+
+
+def held_weight(natural: Tensor, n: int) -> Tensor:
+    """A tiny weight for variables at their bounds; 0 for slacks, which would hide a violation."""
+    return torch.cat([HELD * natural[..., :n], torch.zeros_like(natural[..., n:])], -1)
+
+
+def _held_point(problem: QuadraticProblem, side: Tensor) -> Tensor:
+    """The centres where free, the bounds elsewhere, (L, N)."""
+    bound = torch.where(side < 0, problem.lower, problem.upper)
+    return torch.where(side == 0, problem.centre, torch.where(torch.isfinite(bound), bound, 0.0))
+
+
+def _select(equation: NonlinearEquality, index: Tensor, count: int) -> NonlinearEquality:
+    """The equation of some of ``count`` points."""
+    part = equation.select(index, torch.Size((count,)))
+    assert part is not None
+    return part

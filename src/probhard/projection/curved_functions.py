@@ -1,0 +1,202 @@
+"""All functions of a constraint as one equation in (u, s), with slacks s of the inequalities.
+
+    h(u) = 0,     A u - b = 0,     g(u) + s = 0,   s >= 0.
+
+An inequality that is not active is switched off: its row becomes ``s = 0`` with the slack left to be computed from u.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probhard._util.tensors import broadcast
+from probhard.constraints.nonlinear import NonlinearEquality
+from probhard.errors import ParameterError
+from probhard.projection.parts import Parts
+from probhard.rows.base import Structure
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One function of u alone."""
+
+    function: NonlinearEquality
+    unequal: bool  # whether it stands for g(u) <= 0
+
+
+class JointFunction:
+    """The functions of all parts joined: equalities, linear rows, and inequalities with their slacks.
+
+    Args:
+        parts: The constraint, taken apart.
+        like: A tensor of the dtype and device to work in.
+    """
+
+    def __init__(self, parts: Parts, like: Tensor) -> None:
+        self.parts, self.variables = parts, parts.variables
+        self.system = None if parts.linear is None else parts.linear.system.at(like)
+        self.pieces = self._pieces(like)
+        self.batch_shape = _batch_shape(self.pieces)
+        kinds = [piece.unequal for piece in self.pieces for _ in range(self._count(piece.function, like))]
+        self.unequal = torch.tensor(kinds, dtype=torch.bool, device=like.device)  # (q,)
+        self.inequalities = sum(kinds)
+
+    def _pieces(self, like: Tensor) -> list[Piece]:
+        parts, pieces = self.parts, []
+        if parts.nonlinear is not None:
+            pieces.append(Piece(parts.nonlinear, False))
+        if self.system is not None and self.system.core is not None:
+            assert parts.linear is not None
+            _, right = self.system.substitute(like.new_zeros(parts.variables), parts.linear.b.to(like))
+            pieces.append(Piece(_rows_function(self.system.core, right), False))
+        pieces += [Piece(part.function, True) for part in parts.curved]
+        for part in parts.inequalities:
+            dense = part.prepared.map.at(like).dense()
+            pieces.append(Piece(_dense_function(dense, part.d.to(like)), True))
+        for shape in parts.shapes:
+            rows = torch.from_numpy(-shape.lifted(parts.variables).on_u.toarray()).to(like)
+            pieces.append(Piece(_dense_function(rows, like.new_zeros(rows.shape[0])), True))
+        return pieces
+
+    def _count(self, function: NonlinearEquality, like: Tensor) -> int:
+        point = like.new_zeros(*self.batch_shape, self.variables)
+        return function.residual(point).shape[-1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the constraint is one equality function and nothing else."""
+        return len(self.pieces) == 1 and not self.inequalities
+
+    def equation(self, active: Tensor | None = None) -> NonlinearEquality:
+        """``h(u) = 0`` and ``g(u) + s = 0``, with ``s = 0`` alone for inactive functions.
+
+        Args:
+            active: 1 for active inequalities, 0 for others, (*lead, inequalities); all active if None.
+
+        Returns:
+            The equation in (u, s); a plain constraint itself, with the structure of its rows.
+        """
+        if self.plain:
+            return self.pieces[0].function
+        args = [arg for piece in self.pieces for arg in piece.function.args]
+        switch = torch.ones(self.inequalities, dtype=torch.float64) if active is None else active
+        return NonlinearEquality(self._values, (*args, switch), self._jacobian)
+
+    def _values(self, v: Tensor, *data: Any) -> Tensor:
+        """The equation's left-hand side at v = (u, s); data are the arguments of all pieces and the switch."""
+        u, s = v[..., : self.variables], v[..., self.variables :]
+        values, used = [], 0
+        for piece, args in self._with_data(data):
+            value = piece.function.fn(u, *args)
+            if piece.unequal:
+                own = slice(used, used + value.shape[-1])
+                value, used = value * data[-1][..., own] + s[..., own], used + value.shape[-1]
+            values.append(value)
+        return torch.cat(values, -1)
+
+    def _jacobian(self, v: Tensor, *data: Any) -> Tensor:
+        """The derivative of ``_values`` in v, (*lead, q, N)."""
+        u, rows, used = v[..., : self.variables], [], 0
+        for piece, args in self._with_data(data):
+            block = piece.function.with_args(args).jacobian(u)
+            count = block.shape[-2]
+            slack = block.new_zeros(*block.shape[:-1], v.shape[-1] - self.variables)
+            if piece.unequal:
+                block = block * data[-1][..., used : used + count].unsqueeze(-1)
+                slack[..., torch.arange(count), used + torch.arange(count)] = 1.0
+                used += count
+            rows.append(torch.cat([block, slack], -1))
+        return torch.cat(rows, -2)
+
+    def _with_data(self, data: tuple[Any, ...]) -> list[tuple[Piece, tuple[Any, ...]]]:
+        """Each piece with its own arguments out of all."""
+        pairs, start = [], 0
+        for piece in self.pieces:
+            end = start + len(piece.function.args)
+            pairs.append((piece, data[start:end]))
+            start = end
+        return pairs
+
+    def switched(self, equation: NonlinearEquality, active: Tensor) -> NonlinearEquality:
+        """The same equation with other inequalities active."""
+        if self.plain:
+            return equation
+        return equation.with_args((*equation.args[:-1], active))
+
+    def active(self, side: Tensor) -> Tensor:
+        """1 for inequalities whose slack is held at 0, else 0; (*lead, inequalities)."""
+        return (side[..., self.variables :] != 0).to(torch.float64)
+
+    def no_slack(self, lead: torch.Size) -> Tensor:
+        """Slacks of 0, (*lead, inequalities)."""
+        return torch.zeros(*lead, self.inequalities, dtype=torch.float64, device=self.unequal.device)
+
+    def flat(self, lead: torch.Size) -> NonlinearEquality:
+        """The equation of points whose leading dimensions are flattened to one.
+
+        Raises:
+            ParameterError: If the data of the functions does not broadcast with ``lead``.
+        """
+        lead = lead or torch.Size((1,))
+        equation = self.equation().select(torch.arange(math.prod(lead)), lead)
+        if equation is None:
+            raise ParameterError(
+                f"The data of the functions does not broadcast with a batch of shape {tuple(lead)}.",
+                "Points are solved apart from each other, each with its own data.",
+                "Give every tensor in args the shape (*batch, own dimension).",
+            )
+        return equation
+
+    def slacks(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
+        """``-g(u)`` at the variables of v, (L, inequalities)."""
+        return -equation.residual(self._without_slack(v))[..., self.unequal]
+
+    def magnitudes(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
+        """The size of the terms of ``g(u)`` that should cancel, (L, inequalities)."""
+        return equation.scale(self._without_slack(v))[..., self.unequal]
+
+    def _without_slack(self, v: Tensor) -> Tensor:
+        return torch.cat([v[..., : self.variables], self.no_slack(v.shape[:-1])], -1)
+
+    def pinned(self, z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Points and bounds (*lead, n) with known values substituted, as bounds that coincide."""
+        if self.system is None or self.system.pins is None:
+            return z, lower, upper
+        assert self.parts.linear is not None
+        index = self.system.pins.variable
+        z, _ = self.system.substitute(z, self.parts.linear.b.to(z))
+        lead = z.shape[:-1]
+        known = z.index_select(-1, index)
+        lower = lower.expand(*lead, -1).index_copy(-1, index, known)
+        return z, lower, upper.expand(*lead, -1).index_copy(-1, index, known)
+
+
+def _rows_function(core: Structure, right: Tensor) -> NonlinearEquality:
+    """``A u - b`` of structured rows."""
+
+    def jacobian(u: Tensor, b: Tensor) -> Tensor:
+        dense = core.at(u).dense()
+        return dense.expand(*u.shape[:-1], *dense.shape[-2:])
+
+    return NonlinearEquality(lambda u, b: core.at(u).apply(u) - b, (right,), jacobian)
+
+
+def _dense_function(rows: Tensor, right: Tensor) -> NonlinearEquality:
+    """``C u - d`` of a matrix."""
+
+    def jacobian(u: Tensor, d: Tensor) -> Tensor:
+        return rows.to(u).expand(*u.shape[:-1], *rows.shape[-2:])
+
+    return NonlinearEquality(lambda u, d: u @ rows.to(u).mT - d, (right,), jacobian)
+
+
+def _batch_shape(pieces: list[Piece]) -> torch.Size:
+    """The batch shape that the data of all functions broadcasts to."""
+    args = [arg for piece in pieces for arg in piece.function.args]
+    shapes = [arg.shape[:-1] for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
+    return broadcast(*shapes) if shapes else torch.Size()
