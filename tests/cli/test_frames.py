@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import probhard as ph
-from probhard.cli import frames, main
+from probhard.cli import _frames as frames
+from probhard.cli import main
 
 pd = pytest.importorskip("pandas")
 

@@ -16,7 +16,7 @@ import scipy.stats
 import torch
 
 import probhard as ph
-from probhard.cli import main, stored
+from probhard.cli import _projection, main
 
 RANDOM = np.random.default_rng(1)
 Run = Any  # runs the command on arrays and a YAML text: status, output arrays, certificate
@@ -265,7 +265,7 @@ def test_pieces_give_what_the_whole_gives(run: Run, monkeypatch: pytest.MonkeyPa
     }
     text = "constraints:\n - conservation: {mass: m}\n - nonnegative\n - box: {upper: top}"
     _, whole, first = run(arrays, text)
-    monkeypatch.setattr(stored, "BUDGET", 20)  # one field, four draws at a time
+    monkeypatch.setattr(_projection, "BUDGET", 20)  # one field, four draws at a time
     status, pieces, second = run(arrays, text)
     assert status == 0
     for name, array in whole.items():

@@ -13,7 +13,8 @@ import scipy.stats
 import torch
 
 import probhard as ph
-from probhard.cli import frames, main
+from probhard.cli import _frames as frames
+from probhard.cli import main
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import Reconciliation
 

@@ -14,7 +14,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from probhard.cli.frames import check_numbers, numeric, texts
+from probhard.cli._frames import check_numbers, numeric, texts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
