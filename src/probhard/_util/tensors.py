@@ -1,4 +1,4 @@
-"""Two questions about tensors that every module asks: may values be looked at, and how do shapes broadcast."""
+"""Shapes of tensors, and whether their values may be checked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gridded fields: reading and writing their files, and the cells of a grid that a constraint speaks of.
+"""Gridded fields: their files, and the cells of a grid in the order of a law's event.
 
-A field is an array (*batch, *grid). Of the grid's axes some join the batch (what holds "per time" holds for every time
-slice), the others are flattened into the event of a distribution, n cells in one order, without those outside a mask:
+A field is an array (*batch, *grid). Axes of ``per`` join the batch: with "per time" a constraint holds for every time
+slice. The other axes are flattened into an event of n cells, without those outside the mask:
 
     (*batch, *grid)  --gather-->  (fields, n),   fields = batch x slices   --scatter-->  (*batch, *grid).
 """
@@ -35,8 +35,8 @@ class Cells:
         grid: Their sizes.
         batch: Sizes of the dimensions before the grid.
         per: Axes that join the batch, so that a constraint holds for each of their slices.
-        profile: The axis that runs fastest within an event; the last one unless told.
-        mask: Cells of the domain, boolean, broadcasting with the grid; the same for every slice.
+        profile: The axis that runs fastest within an event; the last one by default.
+        mask: Whether a cell belongs to the domain; it broadcasts with the grid and is the same for every slice.
     """
 
     axes: tuple[str, ...]
@@ -48,7 +48,7 @@ class Cells:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The axes of an event, slowest first."""
+        """Names of an event's axes, slowest first."""
         own = [axis for axis in self.axes if axis not in self.per]
         return tuple(sorted(own, key=lambda axis: axis == (self.profile or own[-1])))  # stable: only one moves
 
@@ -80,7 +80,11 @@ class Cells:
 
     @cached_property
     def inside(self) -> np.ndarray | None:
-        """The cells of an event that belong to the domain, as positions; None if all do."""
+        """Positions in an event of the cells of the domain; None if all belong to it.
+
+        Raises:
+            ParameterError: The mask is empty, or differs between slices.
+        """
         if self.mask is None:
             return None
         inside = self._by_slice(self.on_grid("The mask", true(self.mask)))
@@ -94,23 +98,36 @@ class Cells:
         return np.flatnonzero(inside[0])
 
     def on_grid(self, name: str, array: np.ndarray) -> np.ndarray:
-        """An array broadcast to the grid."""
+        """Broadcast an array to the grid.
+
+        Raises:
+            ShapeError: It does not broadcast; ``name`` names it.
+        """
         return _broadcast(name, array, self.grid, self.axes)
 
     def gather(self, array: np.ndarray, fields: np.ndarray) -> np.ndarray:
-        """The chosen events (*samples, fields, n) of an array (*samples, *batch, *grid)."""
+        """Read the chosen events (*samples, fields, n) of an array (*samples, *batch, *grid)."""
         return np.asarray(array[self._position(fields)])
 
     def scatter(self, array: np.ndarray, fields: np.ndarray, values: np.ndarray) -> None:
-        """Write events into an array (*samples, *batch, *grid); cells outside the mask keep what they have."""
+        """Write values (*samples, fields, n) into an array (*samples, *batch, *grid), except outside the mask."""
         array[self._position(fields)] = values
 
     def everywhere(self, name: str, array: np.ndarray, fields: np.ndarray) -> np.ndarray:
-        """The chosen events (fields, n) of data that broadcasts with the fields, or is of the batch alone."""
+        """Read the chosen events (fields, n) of an array that broadcasts with the fields, or has one value per field.
+
+        Raises:
+            ShapeError: It does neither, or could be meant either way.
+        """
         return self.gather(self._matched(name, array, self.grid, self.axes), fields)
 
     def shared(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Data of the grid (n,) that every slice has alike."""
+        """Read an array of the grid that is the same for every slice, (n,).
+
+        Raises:
+            ShapeError: It differs between slices, or does not broadcast with the grid.
+            ParameterError: It is NaN in the domain.
+        """
         slices = self.on_grid(name, array).reshape(-1)[self.index]
         if np.isnan(slices).any():
             raise ParameterError(
@@ -127,13 +144,21 @@ class Cells:
         return slices[0]
 
     def each(self, name: str, array: np.ndarray, fields: np.ndarray, rows: tuple[int, ...] = ()) -> np.ndarray:
-        """One value, or one vector of values, for each chosen event, (fields, *rows)."""
+        """Read one value per chosen event, (fields, *rows).
+
+        Raises:
+            ShapeError: The array does not broadcast with the events, or could be meant in two ways.
+        """
         rest = self.lead[len(self.batch) :] + rows
         data = self._matched(name, array, rest, self.per + ("rows",) * len(rows))
         return np.asarray(data[np.unravel_index(fields, self.lead)]) if self.lead else np.asarray(data[None])
 
     def columns(self, name: str, matrix: np.ndarray) -> np.ndarray:
-        """Rows over the cells of a slice, given in the order of the grid, as rows (q, n) over an event."""
+        """Turn rows over a slice, in the order of the grid, into rows (q, n) over an event.
+
+        Raises:
+            ShapeError: The matrix has another number of columns.
+        """
         own = [axis for axis in self.axes if axis not in self.per]
         sizes = tuple(self.grid[self.axes.index(axis)] for axis in own)
         if matrix.ndim < 2 or matrix[0].size != math.prod(sizes):
@@ -147,7 +172,7 @@ class Cells:
         return rows if self.inside is None else rows[:, self.inside]
 
     def steps(self, axis: str) -> sp.csr_array:
-        """Rows ``u_next - u`` over an event, of neighbours along an axis that both lie in the domain."""
+        """Rows ``u_next - u`` over an event, one for each pair of neighbours along an axis within the domain."""
         number = np.full(math.prod(self.shape), -1)
         number[slice(None) if self.inside is None else self.inside] = np.arange(self.variables)
         turned = np.moveaxis(number.reshape(self.shape), self.order.index(axis), -1)
@@ -158,7 +183,7 @@ class Cells:
         return sp.csr_array((signs, (np.tile(rows, 2), columns)), shape=(len(rows), self.variables))
 
     def _matched(self, name: str, array: np.ndarray, rest: tuple[int, ...], names: tuple[str, ...]) -> np.ndarray:
-        """An array as (*batch, *rest): of the batch alone, or broadcast from the right; refused if it may be both."""
+        """An array as (*batch, *rest): per batch element, or broadcast from the right; ambiguity is rejected."""
         shape, labels = self.batch + rest, ("batch",) * len(self.batch) + names
         if not rest or not self.batch or array.shape != self.batch:
             return _broadcast(name, array, shape, labels)
@@ -176,7 +201,7 @@ class Cells:
         return other
 
     def _by_slice(self, array: np.ndarray) -> np.ndarray:
-        """An array of the grid as (slices, cells), in the order of an event."""
+        """Reorder an array of the grid to (slices, cells), cells in the order of an event."""
         turned = array.transpose([self.axes.index(axis) for axis in self.per + self.order])
         return turned.reshape(-1, math.prod(self.shape))
 
@@ -187,7 +212,7 @@ class Cells:
 
 
 def true(mask: np.ndarray) -> np.ndarray:
-    """Where a mask of truths or numbers says yes; NaN does not."""
+    """A mask as booleans: numbers other than 0 are true, NaN is false."""
     return np.nan_to_num(np.asarray(mask, dtype=np.float64)) != 0
 
 
@@ -203,7 +228,18 @@ def _broadcast(name: str, array: np.ndarray, shape: tuple[int, ...], names: tupl
 
 
 def read_fields(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an ``.npz``, ``.zarr`` or HDF5 file by name, in float64; nothing in it is ever executed."""
+    """Read all arrays of an ``.npz``, ``.zarr`` or HDF5 file; pickled objects are never loaded.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        Arrays in float64 by name.
+
+    Raises:
+        ParameterError: The file is missing, damaged, or holds anything but real numbers.
+        MissingExtraError: The library for its format is not installed.
+    """
     suffix = path.suffix.lower()
     if suffix not in FORMATS or not path.exists():
         raise ParameterError(
@@ -260,7 +296,7 @@ def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays, replacing the file in one step; memory maps are streamed."""
+    """Write arrays by name to an ``.npz`` file, atomically; memory maps are streamed."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez(file, **dict(arrays))  # type: ignore[arg-type]
         file.flush()

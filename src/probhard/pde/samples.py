@@ -22,7 +22,8 @@ from torch import Tensor
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError, ShapeError
 from probhard.io.fields import Cells
-from probhard.io.spec import Data, cells_from, constraint_from, nearest
+from probhard.io.settings import closest_name
+from probhard.io.spec import Data, cells_from, constraint_from
 from probhard.model import Batch
 
 PARAMETERS, INPUTS, SOLUTIONS = "parameters", "inputs", "solutions"
@@ -62,7 +63,7 @@ class Samples:
         """Samples with their solutions, to train on."""
         if SOLUTIONS not in arrays:
             raise ParameterError(
-                f"There is no array {SOLUTIONS!r}.", "It is what the network learns.", nearest(SOLUTIONS, arrays)
+                f"There is no array {SOLUTIONS!r}.", "It is what the network learns.", closest_name(SOLUTIONS, arrays)
             )
         solutions = arrays[SOLUTIONS]
         if solutions.ndim < 2:
@@ -152,7 +153,7 @@ def _parts(arrays: Mapping[str, np.ndarray], count: int, grid: tuple[int, ...]) 
         raise ParameterError(
             f"There is neither {PARAMETERS!r} nor {INPUTS!r}.",
             "Nothing tells one sample from another.",
-            nearest(PARAMETERS, arrays),
+            closest_name(PARAMETERS, arrays),
         )
     return parts
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from probhard import score as scores
 from probhard.errors import ParameterError, ProbhardError
-from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
-from probhard.io.spec import KEYS, nearest
+from probhard.io.settings import Reader, at_least, closest_name, listed, number, setting, switch, whole, within, word
+from probhard.io.spec import KEYS
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.method import METHODS, Method
@@ -90,7 +90,7 @@ class Settings:
         for name in content:
             if name not in (*names, *KEYS):
                 raise ParameterError(
-                    f"There is no setting {name!r}.", "Nothing is guessed.", nearest(str(name), (*names, *KEYS))
+                    f"There is no setting {name!r}.", "Nothing is guessed.", closest_name(str(name), (*names, *KEYS))
                 )
         chosen = {name: setting(name, content[name], READERS) for name in names if content.get(name) is not None}
         if "patience" in content and content["patience"] is None:
@@ -106,7 +106,7 @@ class Settings:
             raise ParameterError(
                 known if self.method in METHODS else f"There is no method {self.method!r}.",
                 "Predictions come with a certificate for every draw.",
-                nearest(self.method, PROJECTED),
+                closest_name(self.method, PROJECTED),
             )
         method = METHODS[self.method]
         return method if self.score is None else method.replace(score=self.score)
