@@ -15,7 +15,8 @@ import torch
 import probhard as ph
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
 from probhard.io import spec as module
-from probhard.io.fields import Cells, read_fields, write_npz
+from probhard.io.cells import Cells
+from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import REGISTRY, Data, cells_from, constraint_from, read_spec
 
 RANDOM = np.random.default_rng(0)

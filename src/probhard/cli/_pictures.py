@@ -10,7 +10,7 @@ import numpy as np
 
 from probhard.cli._projection import FieldProjection
 from probhard.cli._stored import StoredLaw
-from probhard.io.fields import Cells
+from probhard.io.cells import Cells
 
 if TYPE_CHECKING:
     from probhard.pde.samples import Samples

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from probhard.errors import ParameterError, ShapeError
-from probhard.io.fields import Cells
+from probhard.io.cells import Cells
 from probhard.laws.family import NORMAL
 
 LEVEL = 0.9  # probability of the bands, unless the input has one

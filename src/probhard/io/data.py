@@ -16,7 +16,7 @@ from torch import Tensor
 
 from probhard.constraints import trapezoid_weights
 from probhard.errors import ParameterError
-from probhard.io.fields import Cells
+from probhard.io.cells import Cells
 from probhard.io.settings import closest_name
 
 VOLUMES, MASK = "cell_volumes", "mask"  # names of arrays

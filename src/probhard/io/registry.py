@@ -17,8 +17,8 @@ from probhard import constraints as library
 from probhard.constraints import Constraint
 from probhard.constraints.conservation import jump_excess
 from probhard.errors import ParameterError, ShapeError
+from probhard.io.cells import true
 from probhard.io.data import VOLUMES, Data, as_tensor
-from probhard.io.fields import true
 
 
 def _conservation(

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from probhard.errors import ParameterError, ShapeError
+from probhard.io.cells import Cells
 from probhard.io.data import MASK, VOLUMES, Data
-from probhard.io.fields import Cells
 from probhard.io.registry import REGISTRY
 from probhard.io.settings import closest_name
 
