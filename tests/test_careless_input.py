@@ -110,8 +110,8 @@ def test_functions_with_a_pattern_join():
     )
     z = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([1.0, 1.0, 2.0])
     for both in (first & second, second & first):
-        found = ph.DPPL("orthogonal").project(z, both).value
-        assert float(both.violation(found).max()) < 1e-9
+        nearest = ph.DPPL("orthogonal").project(z, both).value
+        assert float(both.violation(nearest).max()) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_scores_take_what_they_say():
 
 def test_levels_of_zeros_have_no_score():
     levels = {"all": np.arange(3), "zero": np.array([2])}
-    found = crps_levels(np.ones((5, 2, 3)), np.array([[1.0, 1.0, 0.0]] * 2), levels)
-    assert np.isnan(found["zero"])
-    assert found["all"] > 0
+    scores = crps_levels(np.ones((5, 2, 3)), np.array([[1.0, 1.0, 0.0]] * 2), levels)
+    assert np.isnan(scores["zero"])
+    assert scores["all"] > 0
 
 
 def test_weights_of_a_pool():

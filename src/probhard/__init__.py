@@ -1,138 +1,183 @@
-"""Probabilistic models that obey hard constraints exactly, in PyTorch."""
+"""Probabilistic models that obey hard constraints exactly, in PyTorch.
 
-from probhard.constraints import (
-    Ball,
-    Box,
-    Conservation,
-    Constraint,
-    ConvexProgram,
-    Hierarchy,
-    Intersection,
-    LinearEquality,
-    LinearInequality,
-    Monotone,
-    NonlinearEquality,
-    NonlinearInequality,
-    NonNegative,
-    Semicontinuous,
-    Simplex,
-    TotalVariation,
-    TotalVariationDiminishing,
-    TotalVariationPenalty,
-    per_slice,
-    trapezoid_weights,
-)
-from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
-from probhard.errors import (
-    ConvergenceError,
-    InfeasibleError,
-    MissingExtraError,
-    ParameterError,
-    ProbhardError,
-    RankError,
-    ShapeError,
-)
-from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
-from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
-from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
-from probhard.laws.marginals import CensoredMarginals
-from probhard.laws.student_t import student_t
-from probhard.method import METHODS, Method, Step
-from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
-from probhard.model import ConstrainedModel
-from probhard.projection.base import Projector, Solution, Stats
-from probhard.projection.layer import DPPL, FrozenProjection
-from probhard.projection.projected import Projected
-from probhard.score import (
-    constraint_error,
-    coverage,
-    crps,
-    crps_ensemble,
-    degenerate,
-    energy_score,
-    mse,
-    nll,
-    pit,
-    quantile_loss,
-    sample_quantiles,
-    weighted_quantile_loss,
-)
-from probhard.tangent import ProjectedCovariance, Tangent
+Public names and submodules are imported on first use (PEP 562), so that ``import probhard`` does not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from probhard import _compat
+
+if TYPE_CHECKING:
+    from probhard.constraints import (
+        Ball,
+        Box,
+        Conservation,
+        Constraint,
+        ConvexProgram,
+        Hierarchy,
+        Intersection,
+        L1Ball,
+        LinearEquality,
+        LinearInequality,
+        Monotone,
+        NonlinearEquality,
+        NonlinearInequality,
+        NonNegative,
+        Semicontinuous,
+        Simplex,
+        TotalVariation,
+        TotalVariationDiminishing,
+        TotalVariationPenalty,
+        per_slice,
+        trapezoid_weights,
+    )
+    from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
+    from probhard.errors import (
+        ConvergenceError,
+        InfeasibleError,
+        MissingExtraError,
+        ParameterError,
+        ProbhardError,
+        RankError,
+        ShapeError,
+    )
+    from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+    from probhard.laws.distribution import LocationScale, as_location_scale, marginals
+    from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+    from probhard.laws.marginals import CensoredMarginals, Marginals
+    from probhard.laws.student_t import student_t
+    from probhard.method import METHODS, Method, Step
+    from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
+    from probhard.model import ConstrainedModel
+    from probhard.projection.base import Projector, Solution, Stats
+    from probhard.projection.layer import DPPL, FrozenProjection
+    from probhard.projection.projected import Projected
+    from probhard.score import (
+        constraint_error,
+        coverage,
+        crps,
+        crps_ensemble,
+        degenerate,
+        energy_score,
+        mse,
+        nll,
+        pit,
+        quantile_loss,
+        sample_quantiles,
+        weighted_quantile_loss,
+    )
+    from probhard.tangent import ProjectedCovariance, Tangent
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DPPL",
-    "LAPLACE",
-    "LOGISTIC",
-    "METHODS",
-    "NORMAL",
-    "UNIFORM",
+__all__: list[str] = []
+_module_of: dict[str, str] = {}  # public name -> module that defines it
+
+
+def _defined_in(module: str) -> None:
+    """Note the module of the names that were added to ``__all__`` since the last call."""
+    _module_of.update({name: f"probhard.{module}" for name in __all__ if name not in _module_of})
+
+
+__all__ += [
     "Ball",
     "Box",
-    "CensoredMarginals",
     "Conservation",
-    "ConstrainedModel",
     "Constraint",
-    "ConvergenceError",
     "ConvexProgram",
-    "Covariance",
-    "DeepEnsemble",
-    "Dense",
-    "DenseMetric",
-    "Diagonal",
-    "DiagonalMetric",
-    "Family",
-    "FrozenProjection",
     "Hierarchy",
-    "InfeasibleError",
     "Intersection",
+    "L1Ball",
     "LinearEquality",
     "LinearInequality",
-    "LocationScale",
-    "LowRank",
-    "LowRankMetric",
-    "MCDropout",
-    "Marginals",
-    "Method",
-    "Metric",
-    "MissingExtraError",
-    "Mixture",
     "Monotone",
     "NonNegative",
     "NonlinearEquality",
     "NonlinearInequality",
-    "ParameterError",
-    "ProbhardError",
-    "Projected",
-    "ProjectedCovariance",
-    "Projector",
-    "RankError",
     "Semicontinuous",
-    "ShapeError",
     "Simplex",
-    "Solution",
-    "Stats",
-    "Step",
-    "Tangent",
     "TotalVariation",
     "TotalVariationDiminishing",
     "TotalVariationPenalty",
-    "as_location_scale",
+    "per_slice",
+    "trapezoid_weights",
+]
+_defined_in("constraints")
+__all__ += ["DeepEnsemble", "MCDropout", "Mixture"]
+_defined_in("ensembles")
+__all__ += [
+    "ConvergenceError",
+    "InfeasibleError",
+    "MissingExtraError",
+    "ParameterError",
+    "ProbhardError",
+    "RankError",
+    "ShapeError",
+]
+_defined_in("errors")
+__all__ += ["Covariance", "Dense", "Diagonal", "LowRank"]
+_defined_in("laws.covariance")
+__all__ += ["LocationScale", "as_location_scale", "marginals"]
+_defined_in("laws.distribution")
+__all__ += ["LAPLACE", "LOGISTIC", "NORMAL", "UNIFORM", "Family"]
+_defined_in("laws.family")
+__all__ += ["CensoredMarginals", "Marginals"]
+_defined_in("laws.marginals")
+__all__ += ["student_t"]
+_defined_in("laws.student_t")
+__all__ += ["METHODS", "Method", "Step"]
+_defined_in("method")
+__all__ += ["DenseMetric", "DiagonalMetric", "LowRankMetric", "Metric"]
+_defined_in("metric")
+__all__ += ["ConstrainedModel"]
+_defined_in("model")
+__all__ += ["Projector", "Solution", "Stats"]
+_defined_in("projection.base")
+__all__ += ["DPPL", "FrozenProjection"]
+_defined_in("projection.layer")
+__all__ += ["Projected"]
+_defined_in("projection.projected")
+__all__ += [
     "constraint_error",
     "coverage",
     "crps",
     "crps_ensemble",
     "degenerate",
     "energy_score",
-    "marginals",
     "mse",
     "nll",
-    "per_slice",
     "pit",
     "quantile_loss",
     "sample_quantiles",
-    "student_t",
-    "trapezoid_weights",
     "weighted_quantile_loss",
 ]
+_defined_in("score")
+__all__ += ["ProjectedCovariance", "Tangent"]
+_defined_in("tangent")
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name or submodule on first use."""
+        if name in _module_of:
+            value = globals()[name] = getattr(import_module(_module_of[name]), name)
+            return value
+        if f"probhard.{name}" in _compat.MOVED:
+            return _compat.former_module(f"probhard.{name}")
+        if not name.startswith("_") and find_spec(f"probhard.{name}") is not None:
+            return import_module(f"probhard.{name}")
+        raise AttributeError(f"module 'probhard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Public names and submodules, imported or not."""
+    submodules = (module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted({*globals(), *_module_of, *submodules})
+
+
+_compat.install()

@@ -11,8 +11,8 @@ class ProbhardError(ValueError):
     """Bad input or an impossible request, explained in three parts.
 
     Args:
-        what: What was found, with shapes and values.
-        why: Why it cannot be accepted.
+        what: What was wrong, with shapes and values.
+        why: Why it matters.
         fix: What the caller can do about it.
     """
 
@@ -30,7 +30,7 @@ class ParameterError(ProbhardError):
 
 
 class RankError(ProbhardError):
-    """Constraint rows that repeat each other."""
+    """Constraint rows that are linearly dependent."""
 
 
 class InfeasibleError(ProbhardError):
@@ -42,14 +42,33 @@ class ConvergenceError(ProbhardError):
 
 
 class MissingExtraError(ImportError):
-    """An optional dependency is not installed; the message holds the pip line."""
+    """An optional dependency is not installed; the message has the pip command.
+
+    Args:
+        package: Name of the package.
+        extra: Extra of probhard that installs it.
+        purpose: What needs it.
+    """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs {package}, which is not installed. pip install "probhard[{extra}]"')
 
 
 def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
-    """An optional module, or an error that names the extra that brings it."""
+    """Import an optional dependency.
+
+    Args:
+        module: Module to import.
+        extra: Extra of probhard that installs it.
+        purpose: What needs it, for the error.
+        package: Name of the package, if it is not the module's first part.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -57,13 +76,31 @@ def optional(module: str, extra: str, purpose: str, package: str | None = None) 
 
 
 def check_choices(name: str, values: Sequence[str], choices: Sequence[str]) -> None:
-    """Raise unless all of several values are among the choices."""
+    """Check several values against the choices of an option.
+
+    Args:
+        name: Name of the option.
+        values: Its values.
+        choices: Values that it may have.
+
+    Raises:
+        ParameterError: One of them is not among the choices.
+    """
     for value in values:
         check_choice(name, value, tuple(choices))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of ``choices``."""
+    """Check a value against the choices of an option.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        choices: Values that it may have.
+
+    Raises:
+        ParameterError: It is not among the choices.
+    """
     if value not in choices:
         raise ParameterError(
             f"{name}={value!r} is not known.",

@@ -14,6 +14,7 @@ from probhard._util import memory
 FAULTS = """
 import resource, sys
 import torch
+from probhard import DPPL  # loads the library, as every process of the command does
 from probhard._util import memory
 asked = sys.argv[1] == "keep"
 assert not asked or memory.keep_freed()

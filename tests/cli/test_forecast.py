@@ -128,9 +128,9 @@ def test_configuration_file_and_precedence(run: Any, no_classical: None) -> None
     config = TINY[:-1] + ", horizon: 3, epochs: 1, keys: [state, region], level: [50], method: probhard-ob, lr: 0.003}"
     status, folder = run(table(), "--horizon", "2", config=config)
     assert status == 0
-    found = json.loads((folder / "certificate.json").read_text())
-    assert (found["horizon"], found["level"], found["method"]) == (2, [50.0], "probhard-ob")
-    assert found["network"]["lr"] == 0.003
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert (certificate["horizon"], certificate["level"], certificate["method"]) == (2, [50.0], "probhard-ob")
+    assert certificate["network"]["lr"] == 0.003
     assert "probhard-ob-lo-50" in pd.read_csv(folder / "forecasts.csv").columns
 
 
@@ -151,9 +151,9 @@ def test_gaps_leave_out_the_classical_row_only(run: Any, capsys: pytest.CaptureF
 def test_infeasible_draws_are_told(run: Any, no_classical: None, capsys: pytest.CaptureFixture[str]) -> None:
     status, folder = run(table(), *KEYS, "--method", "base")
     assert status == 3
-    found = json.loads((folder / "certificate.json").read_text())
-    assert not found["feasible"]
-    assert found["infeasible"] == found["checked"] == 41 * 6
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert not certificate["feasible"]
+    assert certificate["infeasible"] == certificate["checked"] == 41 * 6
     assert "NOT feasible" in capsys.readouterr().out
     assert 'class="bad"' in (folder / "report.html").read_text()
 
@@ -288,7 +288,7 @@ def test_embedded_data_within_a_minute(tmp_path: Path) -> None:
     began = time.process_time()
     assert main(["forecast", "--nonnegative", "--output", str(tmp_path / "out")]) == 0
     assert time.process_time() - began < 60
-    found = json.loads((tmp_path / "out" / "certificate.json").read_text())
-    scores = found["backtest"]["scores"]
-    assert found["incoherence"]["relative"] < 1e-9
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    scores = certificate["backtest"]["scores"]
+    assert certificate["incoherence"]["relative"] < 1e-9
     assert scores["probhard-or"]["crps"] < scores["seasonal naive"]["crps"]

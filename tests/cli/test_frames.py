@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import probhard as ph
-from probhard.cli import frames, main
+from probhard.cli import _frames as frames
+from probhard.cli import main
 
 pd = pytest.importorskip("pandas")
 
@@ -65,5 +66,5 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: Any, name: str, content: by
     assert main(["reconcile", str(path), "--keys", "state"]) == 2
     message = capsys.readouterr().err
     assert f"{name} cannot be read: " in message
-    assert all(part in message for part in frames.WRITTEN[path.suffix])
+    assert all(part in message for part in frames.FORMAT_HELP[path.suffix])
     assert list(tmp_path.iterdir()) == [path]

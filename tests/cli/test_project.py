@@ -16,7 +16,7 @@ import scipy.stats
 import torch
 
 import probhard as ph
-from probhard.cli import main, stored
+from probhard.cli import _projection, main
 
 RANDOM = np.random.default_rng(1)
 Run = Any  # runs the command on arrays and a YAML text: status, output arrays, certificate
@@ -33,8 +33,8 @@ def run(tmp_path: Path) -> Run:
         if status == 2:
             return status, {}, {}
         assert not [path for path in tmp_path.iterdir() if "partial" in path.name or ".probhard" in path.name]
-        with np.load(output) as found:
-            return status, dict(found), json.loads(output.with_suffix(".json").read_text())
+        with np.load(output) as arrays:
+            return status, dict(arrays), json.loads(output.with_suffix(".json").read_text())
 
     return command
 
@@ -265,7 +265,7 @@ def test_pieces_give_what_the_whole_gives(run: Run, monkeypatch: pytest.MonkeyPa
     }
     text = "constraints:\n - conservation: {mass: m}\n - nonnegative\n - box: {upper: top}"
     _, whole, first = run(arrays, text)
-    monkeypatch.setattr(stored, "BUDGET", 20)  # one field, four draws at a time
+    monkeypatch.setattr(_projection, "BUDGET", 20)  # one field, four draws at a time
     status, pieces, second = run(arrays, text)
     assert status == 0
     for name, array in whole.items():
@@ -315,8 +315,8 @@ def test_other_formats_and_default_names(tmp_path: Path) -> None:
         file["mean"] = mean
     (tmp_path / "c.yaml").write_text("constraints: [nonnegative]\naxes: [x]")
     assert main(["project", str(tmp_path / "fields.h5"), "--constraints", str(tmp_path / "c.yaml")]) == 0
-    with np.load(tmp_path / "fields-projected.npz") as found:
-        np.testing.assert_array_equal(found["mean"], np.maximum(mean, 0))
+    with np.load(tmp_path / "fields-projected.npz") as arrays:
+        np.testing.assert_array_equal(arrays["mean"], np.maximum(mean, 0))
     assert json.loads((tmp_path / "fields-projected.json").read_text())["feasible"]
 
 

@@ -13,7 +13,8 @@ import scipy.stats
 import torch
 
 import probhard as ph
-from probhard.cli import frames, main
+from probhard.cli import _frames as frames
+from probhard.cli import main
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import Reconciliation
 
@@ -98,11 +99,11 @@ def test_intervals_against_dense_algebra(run: Run, metric: str) -> None:
             for side, sign in (("lo", -1), ("hi", 1)):
                 expected = mean + sign * scipy.stats.norm.ppf(0.5 + level / 200) * spread
                 np.testing.assert_allclose(cube(out, f"ETS-{side}-{level}")[0, step], expected, rtol=1e-9, atol=1e-9)
-    found = certificate["models"]["ETS"]
-    assert (found["metric"], found["draws"], found["quantiles_in_closed_form"]) == (metric, 1000, True)
+    record = certificate["models"]["ETS"]
+    assert (record["metric"], record["draws"], record["quantiles_in_closed_form"]) == (metric, 1000, True)
     assert certificate["checked"] == 3 * 1001
-    assert found["incoherence"]["before"]["largest"] >= np.linalg.norm(MEAN @ ROWS.T, axis=-1).max()
-    assert found["incoherence"]["after"]["largest"] < 1e-13
+    assert record["incoherence"]["before"]["largest"] >= np.linalg.norm(MEAN @ ROWS.T, axis=-1).max()
+    assert record["incoherence"]["after"]["largest"] < 1e-13
     assert certificate["after"]["smallest"] <= cube(out, "ETS-lo-95").min()
 
 
@@ -338,8 +339,8 @@ def test_ids_without_a_sum_are_refused(run: Run, capsys: pytest.CaptureFixture[s
 
 def test_skewed_quantiles_do_not_make_means_random(run: Run) -> None:
     skewed = {"M": MEAN, "M-lo-80": MEAN - SPREAD, "M-hi-80": MEAN + 3 * SPREAD}
-    found = [run(long(skewed), "--keys", "state,region", "--seed", str(seed))[1] for seed in (0, 1)]
-    np.testing.assert_array_equal(*(cube(out, "M") for out in found))
+    outputs = [run(long(skewed), "--keys", "state,region", "--seed", str(seed))[1] for seed in (0, 1)]
+    np.testing.assert_array_equal(*(cube(out, "M") for out in outputs))
 
 
 def test_the_spread_of_quantiles_is_that_of_their_draws() -> None:
@@ -372,24 +373,24 @@ def test_a_mean_beside_a_median_moves_no_quantile(run: Run) -> None:
     bottom = np.abs(MEAN[:, 3:]) + 1
     median, half = bottom @ S.T, 1.0 + 0.0 * MEAN
     columns = {"M": 1.1 * median, "M-median": median, "M-lo-80": median - half, "M-hi-80": median + half}
-    _, found, certificate = run(long(columns), "--keys", "state,region")
-    np.testing.assert_allclose(cube(found, "M")[0], columns["M"], rtol=1e-12)
+    _, frame, certificate = run(long(columns), "--keys", "state,region")
+    np.testing.assert_allclose(cube(frame, "M")[0], columns["M"], rtol=1e-12)
     assert not certificate["models"]["M"]["quantiles_in_closed_form"]
-    np.testing.assert_allclose(cube(found, "M-median")[0], median, atol=0.1)
+    np.testing.assert_allclose(cube(frame, "M-median")[0], median, atol=0.1)
 
 
 @pytest.mark.parametrize("options", [(), ("--executor", "joblib")])
 def test_sums_of_normal_bottom_nodes_are_exact(run: Run, options: tuple[str, ...]) -> None:
-    _, found, _ = run(long(normal(), slice(3, None)), "--keys", "state,region", *options)
+    _, frame, _ = run(long(normal(), slice(3, None)), "--keys", "state,region", *options)
     half = scipy.stats.norm.ppf(0.9) * np.sqrt(np.square(SPREAD[:, 3:]) @ S.T)
     mean = MEAN[:, 3:] @ S.T
     for column, expected in (("ETS", mean), ("ETS-lo-80", mean - half), ("ETS-hi-80", mean + half)):
-        np.testing.assert_allclose(cube(found, column)[0], expected, rtol=1e-9)
+        np.testing.assert_allclose(cube(frame, column)[0], expected, rtol=1e-9)
 
 
 def test_fixed_sums_of_bottom_nodes_come_from_draws(run: Run) -> None:
     columns = {**normal(), "plan": np.where(np.arange(7) == 3, 2.0, np.nan) + 0 * MEAN}
-    _, found, certificate = run(long(columns, slice(3, None)), "--keys", "state,region", "--fixed", "plan")
+    _, frame, certificate = run(long(columns, slice(3, None)), "--keys", "state,region", "--fixed", "plan")
     assert not certificate["models"]["ETS"]["quantiles_in_closed_form"]
     for column in ("ETS", "ETS-lo-80", "ETS-hi-80"):
-        np.testing.assert_allclose(cube(found, column)[0][:, 3], 2.0, rtol=1e-12)
+        np.testing.assert_allclose(cube(frame, column)[0][:, 3], 2.0, rtol=1e-12)

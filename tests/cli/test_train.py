@@ -77,8 +77,8 @@ class Folder:
         status = main(["predict", str(self.path / run), str(source), "--output", str(output), *options])
         if status == 2:
             return status, {}, {}
-        with np.load(output) as found:
-            return status, dict(found), json.loads(output.with_suffix(".json").read_text())
+        with np.load(output) as arrays:
+            return status, dict(arrays), json.loads(output.with_suffix(".json").read_text())
 
     def metrics(self, run: str = "run") -> dict[str, Any]:
         return json.loads((self.path / run / "metrics.json").read_text())
@@ -202,9 +202,9 @@ def test_units_do_not_matter(folder: Folder, trained: Folder) -> None:
     arrays |= {name: large * arrays[name] for name in ("solutions", "amount")}
     arrays |= {"time": 1e9 + arrays["time"], "parameters": 1e-6 * arrays["parameters"]}
     assert folder.train(arrays) == 0
-    found, expected = (of.metrics()["constrained"] for of in (folder, trained))
-    assert found["mse"] == pytest.approx(large**2 * expected["mse"], rel=1e-3)
-    assert found["crps"] == pytest.approx(large * expected["crps"], rel=1e-3)
+    scores, expected = (of.metrics()["constrained"] for of in (folder, trained))
+    assert scores["mse"] == pytest.approx(large**2 * expected["mse"], rel=1e-3)
+    assert scores["crps"] == pytest.approx(large * expected["crps"], rel=1e-3)
 
 
 def test_without_normalisation_units_are_kept() -> None:
@@ -254,8 +254,8 @@ def test_input_fields_with_a_mask_from_zarr_and_hdf5(folder: Folder) -> None:
         for name in ("inputs", "total"):
             file.create_dataset(name, data=arrays[name][:3])
     assert main(["predict", str(folder.path / "run"), str(folder.path / "new.h5"), "--draws", "5"]) == 0
-    with np.load(folder.path / "new-predicted.npz") as found:
-        mean, draws = found["mean"], found["draws"]
+    with np.load(folder.path / "new-predicted.npz") as results:
+        mean, draws = results["mean"], results["draws"]
     assert np.isnan(mean[:, ~mask]).all()
     np.testing.assert_allclose(draws[..., mask] @ volumes[mask], np.tile(arrays["total"][:3], (5, 1)), rtol=1e-13)
     assert draws[..., mask].min() >= 0

@@ -44,21 +44,22 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_no_name_is_missing() -> None:
-    forecast = pytest.importorskip("probhard.cli.forecast")
+    options = pytest.importorskip("probhard.cli._forecast_options")
     own = {"method", "format", "output", "draws", "epochs", "seed", "nonnegative", "time_column", "target_column"}
     unusual = {"num_feat_dynamic_real", "coherence"}
-    for name in (*REGISTRY, *TRAINING, *(set(forecast.READERS) - own - unusual)):
+    for name in (*REGISTRY, *TRAINING, *(set(options.READERS) - own - unusual)):
         assert re.search(rf"\b{name}\b", PAGE), name
 
 
 def test_the_history_and_its_settings_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forecast = pytest.importorskip("probhard.cli.forecast")
+    options = pytest.importorskip("probhard.cli._forecast_options")
+    forecast = pytest.importorskip("probhard.cli._forecast")
     pytest.importorskip("gluonts")
     monkeypatch.chdir(tmp_path)
     for _, name, text in BLOCKS:
         if name in ("history.csv", "run.yaml"):
             Path(name).write_text(text)
-    job = forecast.Job.of("history.csv", {}, forecast._configuration(Path("run.yaml")))
+    job = forecast.ForecastRun.of("history.csv", {}, options.read_configuration(Path("run.yaml")))
     assert job.options["upper"] == {"Total": 100.0, "Total/A/north": 40.0}
     assert set(job.options["upper"]) < set(job.data.names)
     assert job.network["family"].df == 5

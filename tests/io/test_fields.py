@@ -38,12 +38,12 @@ def test_a_number_for_each_field(tmp_path: Path, capsys, times):
         assert status == 2
         assert "(6, 1) for the batch, or (1, 6)" in capsys.readouterr().err
         assert project(tmp_path, MASS, **arrays, total=total[None]) == 0
-        found = np.load(tmp_path / "out.npz")["mean"]
-        np.testing.assert_allclose(np.trapezoid(found, X), np.broadcast_to(total, (6, 6)), rtol=1e-12)
+        projected = np.load(tmp_path / "out.npz")["mean"]
+        np.testing.assert_allclose(np.trapezoid(projected, X), np.broadcast_to(total, (6, 6)), rtol=1e-12)
         status = project(tmp_path, MASS, **arrays, total=total[:, None])
     assert status == 0
-    found = np.load(tmp_path / "out.npz")["mean"]
-    np.testing.assert_allclose(np.trapezoid(found, X), np.broadcast_to(total[:, None], (6, times)), rtol=1e-12)
+    projected = np.load(tmp_path / "out.npz")["mean"]
+    np.testing.assert_allclose(np.trapezoid(projected, X), np.broadcast_to(total[:, None], (6, times)), rtol=1e-12)
 
 
 def test_bounds_of_each_field(tmp_path: Path, capsys):
@@ -60,9 +60,9 @@ def test_cells_whose_mask_is_nan_are_outside(tmp_path: Path):
     mask = np.where(np.arange(20) < 10, 1.0, np.nan)
     arrays = {"mean": RANDOM.normal(1.0, 0.1, (3, 20)), "x": X, "mask": mask, "cell_volumes": np.full(20, 0.05)}
     assert project(tmp_path, "constraints:\n  - conservation: {mass: 0.2}\n", **arrays) == 0
-    found = np.load(tmp_path / "out.npz")["mean"]
-    np.testing.assert_allclose(found[:, :10].sum(1) * 0.05, 0.2, rtol=1e-12)
-    np.testing.assert_array_equal(found[:, 10:], arrays["mean"][:, 10:])
+    mean = np.load(tmp_path / "out.npz")["mean"]
+    np.testing.assert_allclose(mean[:, :10].sum(1) * 0.05, 0.2, rtol=1e-12)
+    np.testing.assert_array_equal(mean[:, 10:], arrays["mean"][:, 10:])
 
 
 @pytest.mark.parametrize(

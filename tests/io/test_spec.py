@@ -15,7 +15,8 @@ import torch
 import probhard as ph
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
 from probhard.io import spec as module
-from probhard.io.fields import Cells, read_fields, write_npz
+from probhard.io.cells import Cells
+from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import REGISTRY, Data, cells_from, constraint_from, read_spec
 
 RANDOM = np.random.default_rng(0)
@@ -66,23 +67,24 @@ def test_entries_build_the_constraint_they_name(name: str) -> None:
     in_time = name == "total_variation_diminishing"
     axes = {"axes": ["time", "x"]} if in_time else {}
     spec = {"constraints": [name if options is None else {name: options}], **axes}
-    found = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
+    constraint = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
     z = torch.randn(1, 15) if in_time else torch.randn(3, NX)
-    assert type(found) is type(expected)
-    torch.testing.assert_close(found.residual(z), expected.residual(z), rtol=1e-13, atol=1e-13)
-    assert torch.equal(found.excess(z), expected.excess(z))
+    assert type(constraint) is type(expected)
+    torch.testing.assert_close(constraint.residual(z), expected.residual(z), rtol=1e-13, atol=1e-13)
+    assert torch.equal(constraint.excess(z), expected.excess(z))
     layer = ph.DPPL("orthogonal")
-    torch.testing.assert_close(layer.project(z, found).value, layer.project(z, expected).value, rtol=1e-12, atol=1e-12)
+    values = (layer.project(z, part).value for part in (constraint, expected))
+    torch.testing.assert_close(*values, rtol=1e-12, atol=1e-12)
 
 
 def test_entries_are_joined_and_events_chosen() -> None:
     spec = {"constraints": [{"conservation": {"mass": "total"}}, "nonnegative", {"box": {"upper": "high"}}]}
     high = np.abs(ARRAYS["low"])
     cells = cells_from(spec, ARRAYS, (3, NX))
-    found = constraint_from(spec, Data(cells, ARRAYS | {"high": high}, np.array([2])))
+    constraint = constraint_from(spec, Data(cells, ARRAYS | {"high": high}, np.array([2])))
     u = torch.randn(1, NX)
     own = ph.Conservation(WEIGHTS, torch.tensor([3.0])) & ph.Box(0.0, torch.tensor(high[2:]))
-    torch.testing.assert_close(found.violation(u), own.violation(u), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(constraint.violation(u), own.violation(u), rtol=1e-13, atol=1e-13)
     assert torch.equal(constraint_from(["nonnegative"], Data(cells)).violation(-u), ph.NonNegative().violation(-u))
 
 
@@ -92,10 +94,10 @@ def test_cells_gather_and_scatter_by_hand() -> None:
     assert (cells.order, cells.shape, cells.lead, cells.fields, cells.variables) == (("y", "x"), (3, 2), (2, 4), 8, 5)
     array = RANDOM.normal(size=(7, 2, 4, 2, 3))
     fields = np.array([6, 1])
-    found = cells.gather(array, fields)
+    events = cells.gather(array, fields)
     for place, (element, time) in enumerate(((1, 2), (0, 1))):
         by_hand = [array[:, element, time, x, y] for y in range(3) for x in range(2) if mask[x, y]]
-        np.testing.assert_array_equal(found[:, place], np.stack(by_hand, 1))
+        np.testing.assert_array_equal(events[:, place], np.stack(by_hand, 1))
     out = np.zeros_like(array)
     cells.scatter(out, np.arange(8), cells.gather(array, np.arange(8)))
     np.testing.assert_array_equal(out, array * mask)
@@ -107,24 +109,24 @@ def test_rows_follow_the_order_of_the_grid() -> None:
     spec = {"constraints": [{"linear_equality": {"matrix": "A"}}, {"monotone": {"axis": "x"}}], "axes": ["x", "y"]}
     cells = cells_from(spec, arrays, (2, 3))
     u = RANDOM.normal(size=(2, 3))
-    found = constraint_from(spec, Data(cells, arrays))
+    constraint = constraint_from(spec, Data(cells, arrays))
     event = torch.tensor(cells.gather(u, np.arange(1)))
     expected = arrays["A"] @ (u * arrays["mask"]).ravel()
-    np.testing.assert_allclose(found.residual(event)[0], expected, rtol=1e-13)
+    np.testing.assert_allclose(constraint.residual(event)[0], expected, rtol=1e-13)
     falls = sorted([u[0, 0] - u[1, 0], u[0, 1] - u[1, 1]])  # the pair at y = 2 is cut by the mask
-    np.testing.assert_allclose(sorted(found.excess(event)[0].tolist()), falls, rtol=1e-13)
+    np.testing.assert_allclose(sorted(constraint.excess(event)[0].tolist()), falls, rtol=1e-13)
 
 
 def test_profiles_of_a_plane_and_two_directions() -> None:
     spec = {"constraints": [{"monotone": {"axis": "x"}}, {"monotone": {"axis": "y"}}], "axes": ["x", "y"]}
     cells = cells_from(spec, {}, (3, 4))
-    found = constraint_from(spec, Data(cells))
+    constraint = constraint_from(spec, Data(cells))
     u = RANDOM.normal(size=(3, 4))
     event = torch.tensor(cells.gather(u, np.arange(1)))
     rises = np.concatenate([np.diff(u, axis=0).ravel(), np.diff(u, axis=1).ravel()])
-    np.testing.assert_allclose(np.sort(found.excess(event)[0]), np.sort(-rises), rtol=1e-13)
-    nearest = ph.DPPL("orthogonal").project(event, found).value
-    assert float(found.violation(nearest).max()) < 1e-12
+    np.testing.assert_allclose(np.sort(constraint.excess(event)[0]), np.sort(-rises), rtol=1e-13)
+    nearest = ph.DPPL("orthogonal").project(event, constraint).value
+    assert float(constraint.violation(nearest).max()) < 1e-12
 
 
 def test_known_values_that_differ_between_slices() -> None:
@@ -139,9 +141,9 @@ def test_known_values_that_differ_between_slices() -> None:
 
 def test_a_mass_may_be_known_within_something() -> None:
     spec = {"constraints": [{"conservation": {"mass": "total", "within": 0.01}}, "nonnegative"]}
-    found = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
+    constraint = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
     z = torch.tensor([[0.5], [2.005], [7.0]], dtype=torch.float64).expand(3, NX)
-    value = ph.DPPL("orthogonal").project(z, found).value
+    value = ph.DPPL("orthogonal").project(z, constraint).value
     sums = torch.tensor([0.99, 2.005, 3.01], dtype=torch.float64)
     torch.testing.assert_close(value @ WEIGHTS, sums, rtol=1e-12, atol=0)
     torch.testing.assert_close(value[1], z[1], rtol=1e-14, atol=0)  # inside already
@@ -151,17 +153,17 @@ def test_a_mass_may_know_of_a_jump() -> None:
     x, place, fall = ARRAYS["x"], np.array([0.07, 0.35, 0.9]), np.array([1.0, 0.5, 2.0])
     arrays = {"x": x, "place": place, "fall": fall, "mass": place * fall}  # steps from fall to 0
     spec = {"constraints": [{"conservation": {"mass": "mass", "place": "place", "fall": "fall"}}]}
-    found = constraint_from(spec, Data(cells_from(spec, arrays, (3, NX)), arrays))
+    constraint = constraint_from(spec, Data(cells_from(spec, arrays, (3, NX)), arrays))
     steps = torch.tensor(np.where(x <= place[:, None], fall[:, None], 0.0))
-    assert float(found.violation(steps).max()) < 1e-15
+    assert float(constraint.violation(steps).max()) < 1e-15
     plain = constraint_from([{"conservation": {"mass": "mass"}}], Data(cells_from(spec, arrays, (3, NX)), arrays))
     assert float(plain.violation(steps).min()) > 1e-3
 
 
 def test_least_values_may_be_of_events() -> None:
     spec = {"constraints": [{"semicontinuous": {"least": "total"}}]}
-    found = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
-    value = ph.DPPL("orthogonal").project(torch.full((3, NX), 0.9, dtype=torch.float64), found).value
+    constraint = constraint_from(spec, Data(cells_from(spec, ARRAYS, (3, NX)), ARRAYS))
+    value = ph.DPPL("orthogonal").project(torch.full((3, NX), 0.9, dtype=torch.float64), constraint).value
     torch.testing.assert_close(value, torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64).expand(3, NX))
 
 
@@ -239,9 +241,9 @@ def test_files_of_fields(tmp_path: Path) -> None:
     for name, array in arrays.items():
         group.create_array(name, data=array)
     for name in ("a.npz", "a.h5", "a.zarr"):
-        found = read_fields(tmp_path / name)
-        assert set(found) == set(arrays)
-        for key, array in found.items():
+        read = read_fields(tmp_path / name)
+        assert set(read) == set(arrays)
+        for key, array in read.items():
             assert array.dtype == np.float64
             np.testing.assert_array_equal(array, arrays[key].astype(float))
 
@@ -301,5 +303,5 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_entry_is_all_that_a_new_constraint_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.REGISTRY, "above", lambda data, level: ph.Box(data.everywhere("level", level), None))
-    found = constraint_from([{"above": {"level": 2}}], Data(Cells(("x",), (3,))))
-    assert float(found.violation(torch.zeros(3))) == 2.0
+    constraint = constraint_from([{"above": {"level": 2}}], Data(Cells(("x",), (3,))))
+    assert float(constraint.violation(torch.zeros(3))) == 2.0

@@ -1,1 +1,1 @@
-"""What only serves: compiled loops, an LRU cache, memory, atomic writes."""
+"""Helpers: compiled loops, an LRU cache, memory, atomic writes, shapes of tensors."""

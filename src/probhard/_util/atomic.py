@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of another in one step if all went well, and else is removed."""
+    """Write a file atomically: yields a temporary path that replaces ``path`` on success and is removed on failure.
+
+    Args:
+        path: The file to write or replace.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield partial

@@ -1,4 +1,4 @@
-"""Loops over numbers, compiled by numba where it is installed; elsewhere the same source runs as plain Python."""
+"""Numeric loops, compiled by numba if it is installed, otherwise run as plain Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ Array = NDArray[np.float64]
 
 
 def compiled(function: Function, **options: Any) -> Function:
-    """Compile where numba is installed, and keep the result on disk where a folder for it can be written."""
+    """Compile a function if numba is installed, and cache the result on disk if a cache folder is writable.
+
+    Args:
+        function: A function of numbers and arrays that numba can compile.
+        **options: Options of ``numba.njit``.
+    """
     if not AVAILABLE:
         return function
     try:
@@ -31,5 +36,5 @@ def compiled(function: Function, **options: Any) -> Function:
 
 
 def quick(function: Function) -> Function:
-    """Compiled with sums in any order, several terms at a time."""
+    """Compile with sums in any order, which lets the compiler use vector instructions."""
     return compiled(function, fastmath={"reassoc", "contract"})

@@ -1,4 +1,4 @@
-"""What is dear to make and often asked for again, remembered as long as it is among the last in use."""
+"""LRU cache."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """The values of the keys used last; a key's objects live as long as its value.
+    """A cache of the values used last; it keeps the keys' objects alive too.
 
     Args:
-        size: Number of values that are kept.
+        size: Number of values to keep.
     """
 
     def __init__(self, size: int = 32) -> None:
         self.size = size
-        self._known: OrderedDict[Hashable, T] = OrderedDict()
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key, made where it is not known."""
-        if key not in self._known:
-            self._known[key] = make()
-            if len(self._known) > self.size:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
+        """The value of a key.
+
+        Args:
+            key: The key.
+            make: Makes the value if it is not cached.
+        """
+        if key not in self._values:
+            self._values[key] = make()
+            if len(self._values) > self.size:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]

@@ -1,8 +1,7 @@
-"""Freed memory that stays with the process.
+"""Settings of glibc's allocator that keep freed memory in the process.
 
-glibc gives every large block back to the kernel when it is freed and asks for it anew: on a CPU a training step then
-spends up to half of its time on fresh pages. The command keeps them, and so do the worker processes that it starts.
-Python users decide for their own process: call ``keep_freed()``.
+By default glibc returns large freed blocks to the kernel and asks for new ones. On a CPU a training step can spend half
+of its time on page faults. The command and its worker processes keep freed memory. In Python, call ``keep_freed()``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import ctypes
 import os
 import platform
 
-OPTIONS = {  # glibc's variables, their numbers in malloc.h, and what they are set to
+OPTIONS = {  # glibc's variables: number in malloc.h, value
     "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
     "MALLOC_TOP_PAD_": (-2, 2**28),
     "MALLOC_MMAP_MAX_": (-4, 0),
@@ -19,13 +18,17 @@ OPTIONS = {  # glibc's variables, their numbers in malloc.h, and what they are s
 
 
 def environment() -> dict[str, str]:
-    """Variables with which a process keeps freed memory from its start; none where its user has set the allocator."""
+    """Environment variables for a new process that keeps freed memory; none if the user has set the allocator."""
     chosen = any(name in os.environ for name in (*OPTIONS, "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"))
     return {} if chosen else {name: str(value) for name, (_, value) in OPTIONS.items()}
 
 
 def keep_freed() -> bool:
-    """Keep freed memory from now on; False where the allocator is another one or was set by its user."""
+    """Keep freed memory in this process from now on.
+
+    Returns:
+        False if the allocator is not glibc's, or the user has set it.
+    """
     if not environment() or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,8 @@
-"""The command line, ``probhard COMMAND``: one file per command, one line here that adds it.
+"""The command line, ``probhard COMMAND``.
 
-Exit status: 0, 2 for a request that cannot be served (its message on stderr), 130 after Ctrl-C; commands add their own.
+Each command has a module for its options, which imports nothing heavy, and a private one of the same name for its work.
+
+Exit status: 0 on success, 2 for invalid input (with a message on stderr), 130 after Ctrl-C. Commands add their own.
 """
 
 from __future__ import annotations
@@ -54,7 +56,14 @@ def _top(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+    """Run a command.
+
+    Args:
+        arguments: Command and options; those of the process unless given.
+
+    Returns:
+        The exit status. Errors of probhard become a message on stderr, all others are raised.
+    """
     try:
         typer.main.get_command(app).main(arguments, prog_name="probhard")
     except SystemExit as end:

@@ -1,6 +1,6 @@
-"""``probhard bench``: the experiments behind the tables, in pieces that can be stopped and resumed at any time.
+"""``probhard bench``: runs the experiments behind the tables; a run can be stopped and resumed at any time.
 
-The experiments are part of the repository, not of the wheel: they are found beside the package in a checkout.
+The experiments are part of the repository, not of the wheel. They are imported from the checkout of the package.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bench(
 
 
 def _from_checkout(module: str) -> Any:
-    """A module of the checkout that the package lies in; the current directory is never looked at."""
+    """Import a module from the checkout of the package, never from the current directory."""
     root = Path(__file__).parents[3]
     file = root / module.replace(".", "/")
     if not file.with_suffix(".py").exists():

@@ -23,7 +23,7 @@ def demo(
     ] = False,
 ) -> None:
     """Compare every method on a small network (a minute)."""
-    from probhard.pde import demo  # here, so that --help needs no plotting library
+    from probhard.pde import demo  # --help needs no plotting library
 
     epochs = epochs if epochs is not None else 10 if quick else demo.EPOCHS
     rows = demo.run(output, epochs, seed, size=demo.QUICK if quick else demo.FULL)

@@ -1,1 +1,1 @@
-"""Files of users: gridded fields, settings, and constraints written as plain values."""
+"""Files of users: gridded fields, settings, and constraints as plain values."""

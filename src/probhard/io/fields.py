@@ -1,209 +1,36 @@
-"""Gridded fields: reading and writing their files, and the cells of a grid that a constraint speaks of.
-
-A field is an array (*batch, *grid). Of the grid's axes some join the batch (what holds "per time" holds for every time
-slice), the others are flattened into the event of a distribution, n cells in one order, without those outside a mask:
-
-    (*batch, *grid)  --gather-->  (fields, n),   fields = batch x slices   --scatter-->  (*batch, *grid).
-"""
+"""Files of gridded fields: ``.npz``, ``.zarr`` and HDF5 are read, ``.npz`` is written."""
 
 from __future__ import annotations
 
-import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from probhard._util.atomic import replacing
-from probhard.errors import ParameterError, ShapeError, optional
+from probhard.errors import ParameterError, optional
+from probhard.io.cells import Cells
+
+__all__ = ["FORMATS", "Cells", "read_fields", "write_npz"]
 
 FORMATS = (".npz", ".zarr", ".h5", ".hdf5")
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """The cells of gridded fields, in the order of an event.
+def read_fields(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an ``.npz``, ``.zarr`` or HDF5 file; pickled objects are never loaded.
 
     Args:
-        axes: Names of the grid's axes, in the order of the arrays.
-        grid: Their sizes.
-        batch: Sizes of the dimensions before the grid.
-        per: Axes that join the batch, so that a constraint holds for each of their slices.
-        profile: The axis that runs fastest within an event; the last one unless told.
-        mask: Cells of the domain, boolean, broadcasting with the grid; the same for every slice.
+        path: Path of the file.
+
+    Returns:
+        Arrays in float64 by name.
+
+    Raises:
+        ParameterError: The file is missing, damaged, or holds anything but real numbers.
+        MissingExtraError: The library for its format is not installed.
     """
-
-    axes: tuple[str, ...]
-    grid: tuple[int, ...]
-    batch: tuple[int, ...] = ()
-    per: tuple[str, ...] = ()
-    profile: str | None = None
-    mask: np.ndarray | None = None
-
-    @cached_property
-    def order(self) -> tuple[str, ...]:
-        """The axes of an event, slowest first."""
-        own = [axis for axis in self.axes if axis not in self.per]
-        return tuple(sorted(own, key=lambda axis: axis == (self.profile or own[-1])))  # stable: only one moves
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of an event's axes, before the mask."""
-        return tuple(self.grid[self.axes.index(axis)] for axis in self.order)
-
-    @cached_property
-    def lead(self) -> tuple[int, ...]:
-        """Sizes of the batch and of the axes that joined it."""
-        return self.batch + tuple(self.grid[self.axes.index(axis)] for axis in self.per)
-
-    @property
-    def fields(self) -> int:
-        """Number of events."""
-        return math.prod(self.lead)
-
-    @property
-    def variables(self) -> int:
-        """Number of cells n of an event."""
-        return self.index.shape[1]
-
-    @cached_property
-    def index(self) -> np.ndarray:
-        """Position in the flattened grid of every cell of every slice, (slices, n)."""
-        where = self._by_slice(np.arange(math.prod(self.grid)).reshape(self.grid))
-        return where if self.inside is None else where[:, self.inside]
-
-    @cached_property
-    def inside(self) -> np.ndarray | None:
-        """The cells of an event that belong to the domain, as positions; None if all do."""
-        if self.mask is None:
-            return None
-        inside = self._by_slice(self.on_grid("The mask", true(self.mask)))
-        if not inside.any() or (inside != inside[:1]).any():
-            raise ParameterError(
-                f"The mask holds {int(inside.sum())} cells, in slices that have between {int(inside.sum(1).min())} and "
-                f"{int(inside.sum(1).max())} of them.",
-                "Every slice is projected on the same cells, at least one.",
-                f"Use one mask for all slices along {' and '.join(self.per) or 'the batch'}.",
-            )
-        return np.flatnonzero(inside[0])
-
-    def on_grid(self, name: str, array: np.ndarray) -> np.ndarray:
-        """An array broadcast to the grid."""
-        return _broadcast(name, array, self.grid, self.axes)
-
-    def gather(self, array: np.ndarray, fields: np.ndarray) -> np.ndarray:
-        """The chosen events (*samples, fields, n) of an array (*samples, *batch, *grid)."""
-        return np.asarray(array[self._position(fields)])
-
-    def scatter(self, array: np.ndarray, fields: np.ndarray, values: np.ndarray) -> None:
-        """Write events into an array (*samples, *batch, *grid); cells outside the mask keep what they have."""
-        array[self._position(fields)] = values
-
-    def everywhere(self, name: str, array: np.ndarray, fields: np.ndarray) -> np.ndarray:
-        """The chosen events (fields, n) of data that broadcasts with the fields, or is of the batch alone."""
-        return self.gather(self._matched(name, array, self.grid, self.axes), fields)
-
-    def shared(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Data of the grid (n,) that every slice has alike."""
-        slices = self.on_grid(name, array).reshape(-1)[self.index]
-        if np.isnan(slices).any():
-            raise ParameterError(
-                f"{name} are NaN in {int(np.isnan(slices).sum())} of {slices.size} cells of the domain.",
-                "Every cell has its share of a sum.",
-                "Save a mask that is false for these cells, or mend them.",
-            )
-        if (slices != slices[:1]).any():
-            raise ShapeError(
-                f"{name} differs between the slices along {' and '.join(self.per)}.",
-                "The slices share one structure, only their values differ.",
-                f"Give it the shape {self.shape} of one slice, or leave out 'per'.",
-            )
-        return slices[0]
-
-    def each(self, name: str, array: np.ndarray, fields: np.ndarray, rows: tuple[int, ...] = ()) -> np.ndarray:
-        """One value, or one vector of values, for each chosen event, (fields, *rows)."""
-        rest = self.lead[len(self.batch) :] + rows
-        data = self._matched(name, array, rest, self.per + ("rows",) * len(rows))
-        return np.asarray(data[np.unravel_index(fields, self.lead)]) if self.lead else np.asarray(data[None])
-
-    def columns(self, name: str, matrix: np.ndarray) -> np.ndarray:
-        """Rows over the cells of a slice, given in the order of the grid, as rows (q, n) over an event."""
-        own = [axis for axis in self.axes if axis not in self.per]
-        sizes = tuple(self.grid[self.axes.index(axis)] for axis in own)
-        if matrix.ndim < 2 or matrix[0].size != math.prod(sizes):
-            raise ShapeError(
-                f"{name} has shape {matrix.shape}, the grid {sizes} points along {', '.join(own)}.",
-                "There is one row per law and one column per point.",
-                f"Give it the shape (rows, {math.prod(sizes)}).",
-            )
-        turned = matrix.reshape(-1, *sizes).transpose(0, *(1 + own.index(axis) for axis in self.order))
-        rows = turned.reshape(len(matrix), -1)
-        return rows if self.inside is None else rows[:, self.inside]
-
-    def steps(self, axis: str) -> sp.csr_array:
-        """Rows ``u_next - u`` over an event, of neighbours along an axis that both lie in the domain."""
-        number = np.full(math.prod(self.shape), -1)
-        number[slice(None) if self.inside is None else self.inside] = np.arange(self.variables)
-        turned = np.moveaxis(number.reshape(self.shape), self.order.index(axis), -1)
-        first, second = turned[..., :-1].ravel(), turned[..., 1:].ravel()
-        both = (first >= 0) & (second >= 0)
-        rows, columns = np.arange(both.sum()), np.concatenate([second[both], first[both]])
-        signs = np.repeat([1.0, -1.0], len(rows))
-        return sp.csr_array((signs, (np.tile(rows, 2), columns)), shape=(len(rows), self.variables))
-
-    def _matched(self, name: str, array: np.ndarray, rest: tuple[int, ...], names: tuple[str, ...]) -> np.ndarray:
-        """An array as (*batch, *rest): of the batch alone, or broadcast from the right; refused if it may be both."""
-        shape, labels = self.batch + rest, ("batch",) * len(self.batch) + names
-        if not rest or not self.batch or array.shape != self.batch:
-            return _broadcast(name, array, shape, labels)
-        alone = array.reshape(self.batch + (1,) * len(rest))
-        try:
-            other = np.broadcast_to(array, shape)
-        except ValueError:
-            return np.broadcast_to(alone, shape)
-        if not np.array_equal(other, np.broadcast_to(alone, shape), equal_nan=True):
-            raise ShapeError(
-                f"{name} has shape {array.shape}, as the batch has and as {', '.join(names[-array.ndim :])} have.",
-                "It may hold a number for each field of the batch, or for each point of these axes.",
-                f"Give it the shape {alone.shape} for the batch, or {(1,) * (len(shape) - array.ndim) + array.shape}.",
-            )
-        return other
-
-    def _by_slice(self, array: np.ndarray) -> np.ndarray:
-        """An array of the grid as (slices, cells), in the order of an event."""
-        turned = array.transpose([self.axes.index(axis) for axis in self.per + self.order])
-        return turned.reshape(-1, math.prod(self.shape))
-
-    def _position(self, fields: np.ndarray) -> tuple[Any, ...]:
-        element, piece = np.divmod(fields, len(self.index))
-        where = np.unravel_index(element[:, None], self.batch) if self.batch else ()
-        return (..., *where, *np.unravel_index(self.index[piece], self.grid))
-
-
-def true(mask: np.ndarray) -> np.ndarray:
-    """Where a mask of truths or numbers says yes; NaN does not."""
-    return np.nan_to_num(np.asarray(mask, dtype=np.float64)) != 0
-
-
-def _broadcast(name: str, array: np.ndarray, shape: tuple[int, ...], names: tuple[str, ...]) -> np.ndarray:
-    try:
-        return np.broadcast_to(array, shape)
-    except ValueError as error:
-        raise ShapeError(
-            f"{name} has shape {array.shape}, the fields need {shape}.",
-            "It must broadcast with them, from the right.",
-            f"Order its dimensions as ({', '.join(names)}), or give one number.",
-        ) from error
-
-
-def read_fields(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an ``.npz``, ``.zarr`` or HDF5 file by name, in float64; nothing in it is ever executed."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS or not path.exists():
         raise ParameterError(
@@ -260,7 +87,7 @@ def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays, replacing the file in one step; memory maps are streamed."""
+    """Write arrays by name to an ``.npz`` file, atomically; memory maps are streamed."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez(file, **dict(arrays))  # type: ignore[arg-type]
         file.flush()

@@ -1,24 +1,29 @@
-"""Plain values of a configuration file, each read as what it must be."""
+"""Readers of a configuration's plain values.
+
+A reader converts a value, or raises ValueError or TypeError. ``setting`` turns these into an error that tells the user
+what the value must be.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from probhard.errors import ParameterError
 
-Reader = tuple[Callable[[Any], Any], str]  # raises ValueError or TypeError for what is not ..., in words
+Reader = tuple[Callable[[Any], Any], str]  # a function, and what it accepts, in words
 
 
 def whole(value: Any) -> int:
-    """A whole number."""
+    """Read a whole number."""
     if isinstance(value, bool | str) or int(value) != float(value):
         raise ValueError
     return int(value)
 
 
 def at_least(least: int) -> Reader:
-    """A whole number, not below another."""
+    """A reader of whole numbers from ``least`` on."""
 
     def read(value: Any) -> int:
         if not least <= whole(value) < 2**63:
@@ -29,14 +34,14 @@ def at_least(least: int) -> Reader:
 
 
 def number(value: Any) -> float:
-    """A number."""
+    """Read a number."""
     if isinstance(value, bool):
         raise ValueError
     return float(value)
 
 
 def within(least: float, below: float, inside: bool = True) -> Callable[[Any], float]:
-    """A number from ``least`` on (or above it) and below another."""
+    """A function that reads numbers from ``least`` on (above it, if not ``inside``) and smaller than ``below``."""
 
     def read(value: Any) -> float:
         if not (least <= number(value) < below) or (not inside and number(value) == least):
@@ -47,26 +52,35 @@ def within(least: float, below: float, inside: bool = True) -> Callable[[Any], f
 
 
 def switch(value: Any) -> bool:
-    """True or false."""
+    """Read true or false."""
     if not isinstance(value, bool):
         raise ValueError
     return value
 
 
 def word(value: Any) -> str:
-    """A text."""
+    """Read a text."""
     if not isinstance(value, str):
         raise ValueError
     return value
 
 
 def listed(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """One or several."""
+    """A function that reads a list of values, or one value as a list."""
     return lambda value: [read(part) for part in value] if isinstance(value, list | tuple) else [read(value)]
 
 
 def setting(name: str, value: Any, readers: Mapping[str, Reader]) -> Any:
-    """A value of a configuration, or an error that says what it must be."""
+    """Read one value of a configuration.
+
+    Args:
+        name: Name of the setting.
+        value: Its value in the file.
+        readers: Readers by name.
+
+    Raises:
+        ParameterError: The value is of another kind; the message says which it must be.
+    """
     read, kind = readers[name]
     try:
         return read(value)
@@ -74,3 +88,16 @@ def setting(name: str, value: Any, readers: Mapping[str, Reader]) -> Any:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise ParameterError(f"{name} is {value!r}.", f"It must be {kind}.", f"Write '{name}: ...' so.") from error
+
+
+def closest_name(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name, as a sentence: the closest spelling, and all known names.
+
+    Args:
+        name: The unknown name.
+        known: Names that would be accepted.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, 1, 0.5)
+    guess = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{guess}There is {', '.join(names)}." if names else "There are none."

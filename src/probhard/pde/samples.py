@@ -24,7 +24,8 @@ from torch import Tensor
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError, ShapeError
 from probhard.io.fields import Cells
-from probhard.io.spec import Data, cells_from, constraint_from, nearest
+from probhard.io.settings import closest_name
+from probhard.io.spec import Data, cells_from, constraint_from
 from probhard.model import Batch
 
 PARAMETERS, INPUTS, SOLUTIONS = "parameters", "inputs", "solutions"
@@ -73,7 +74,9 @@ class Samples:
         """
         if SOLUTIONS not in arrays:
             raise ParameterError(
-                f"There is no array {SOLUTIONS!r}.", "The network learns to predict it.", nearest(SOLUTIONS, arrays)
+                f"There is no array {SOLUTIONS!r}.",
+                "The network learns to predict it.",
+                closest_name(SOLUTIONS, arrays),
             )
         solutions = arrays[SOLUTIONS]
         if solutions.ndim < 2:
@@ -180,7 +183,7 @@ def _parts(arrays: Mapping[str, np.ndarray], count: int, grid: tuple[int, ...]) 
         raise ParameterError(
             f"There is neither {PARAMETERS!r} nor {INPUTS!r}.",
             "The network needs inputs that differ between samples.",
-            nearest(PARAMETERS, arrays),
+            closest_name(PARAMETERS, arrays),
         )
     return parts
 

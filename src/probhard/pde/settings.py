@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from probhard.errors import ParameterError
-from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
-from probhard.io.spec import KEYS, nearest
+from probhard.io.settings import Reader, at_least, closest_name, listed, number, setting, switch, whole, within, word
+from probhard.io.spec import KEYS
 from probhard.method import METHODS, Method
 
 MODES = 12  # per axis, fewer on grids that cannot resolve them
@@ -84,7 +84,7 @@ class Settings:
         for name in content:
             if name not in (*names, *KEYS):
                 raise ParameterError(
-                    f"There is no setting {name!r}.", "Nothing is guessed.", nearest(str(name), (*names, *KEYS))
+                    f"There is no setting {name!r}.", "Nothing is guessed.", closest_name(str(name), (*names, *KEYS))
                 )
         values = {name: setting(name, content[name], READERS) for name in names if content.get(name) is not None}
         if "patience" in content and content["patience"] is None:
@@ -100,7 +100,7 @@ class Settings:
             raise ParameterError(
                 known if self.method in METHODS else f"There is no method {self.method!r}.",
                 "Predictions come with a certificate for every draw.",
-                nearest(self.method, PROJECTED),
+                closest_name(self.method, PROJECTED),
             )
         method = METHODS[self.method]
         return method if self.score is None else method.replace(score=self.score)

@@ -1,4 +1,4 @@
-"""Frames in files: CSV as spreadsheets of any country write it, and Parquet."""
+"""Data frames in files: CSV with any usual separator and decimal mark, and Parquet."""
 
 from __future__ import annotations
 
@@ -13,20 +13,32 @@ from probhard._util.atomic import replacing
 from probhard.errors import ParameterError
 from probhard.forecasting.data.table import require
 
-WRITTEN = {  # what a file must be, and what to do where it is not
+FORMAT_HELP = {  # what a file must be, and what to do if it is not
     ".csv": (
         "It must be text in UTF-8, a row a line, its columns separated by commas, semicolons or tabs.",
         'Save it again as "CSV UTF-8", with as many values in each row as there are columns.',
     ),
     ".parquet": ("It must be a whole file as pandas or polars write it.", "Write it again."),
 }
-SUFFIXES = tuple(WRITTEN)
+SUFFIXES = tuple(FORMAT_HELP)
 SEPARATORS = (",", ";", "\t")
-LOOKED_AT = 100  # lines that say how numbers are written
+SNIFFED_LINES = 100  # lines that tell how numbers are written
 
 
 def read(path: Path, texts: Sequence[str]) -> Any:
-    """A pandas frame from CSV or Parquet; columns of texts stay texts."""
+    """Read a CSV or Parquet file.
+
+    Args:
+        path: Path of the file.
+        texts: Columns to read as text.
+
+    Returns:
+        A pandas frame.
+
+    Raises:
+        ParameterError: The file is missing, damaged or of another format.
+        MissingExtraError: pandas or polars is not installed.
+    """
     if path.suffix not in SUFFIXES or not path.is_file():
         raise ParameterError(
             f"{path} cannot be read.",
@@ -38,12 +50,12 @@ def read(path: Path, texts: Sequence[str]) -> Any:
     except (ValueError, OSError) as error:
         raise ParameterError(
             f"{path} cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
-            *WRITTEN[path.suffix],
+            *FORMAT_HELP[path.suffix],
         ) from error
 
 
 def write(path: Path, frame: Any) -> None:
-    """Write CSV or Parquet, replacing the file in one step."""
+    """Write a pandas frame as CSV or Parquet, atomically."""
     with replacing(path) as partial:
         if path.suffix == ".csv":
             frame.to_csv(partial, index=False)
@@ -54,40 +66,50 @@ def write(path: Path, frame: Any) -> None:
 
 
 def _csv(path: Path, texts: Sequence[str]) -> Any:
-    """Separator and decimal mark are seen in the first lines: where commas do not separate, they may be the mark."""
+    """Read CSV; separator and decimal mark follow from the first lines."""
     pandas = require("pandas", "Reading a .csv file")
     with path.open(encoding="utf-8-sig") as file:
-        head = list(islice(file, LOOKED_AT))
+        head = list(islice(file, SNIFFED_LINES))
     separator = max(SEPARATORS, key=head[0].count) if head else ","
     comma = separator != "," and any(re.search(r"\d,\d", line) for line in head)
     options = {"sep": separator, "decimal": "," if comma else ".", "encoding": "utf-8-sig"}
     frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), float_precision="round_trip", **options)
-    words = [name for name in frame.columns if not numeric(frame[name])]
-    plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=words, **options)  # "NA" may be a name
-    return frame.assign(**{name: plain[name] for name in words})
+    textual = [name for name in frame.columns if not numeric(frame[name])]
+    plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=textual, **options)  # "NA" may be a name
+    return frame.assign(**{name: plain[name] for name in textual})
 
 
 def numeric(column: Any) -> bool:
-    """Whether a column of a pandas frame holds numbers, at least one."""
+    """Whether a column of a pandas frame is numeric and has at least one value."""
     return column.dtype.kind in "iuf" and bool(column.notna().any())
 
 
 def texts(column: Any) -> list[str]:
-    """A column of a pandas frame as text, "" where there is nothing."""
+    """A column of a pandas frame as text, "" for missing values."""
     return [str(value) for value in column.astype(object).where(column.notna(), "")]
 
 
 def check_numbers(column: Any, why: str, otherwise: str, expected: bool = False) -> None:
-    """Raise for a column that is of numbers by most of its rows, or ``expected`` to be, but not read as such."""
+    """Check that a column of numbers was read as such.
+
+    Args:
+        column: Column of a pandas frame.
+        why: Why it must be numeric, for the error.
+        otherwise: What else the user can do, for the error.
+        expected: Whether the column must be numeric; otherwise it must if most of its rows are numbers.
+
+    Raises:
+        ParameterError: Some row holds text.
+    """
     if numeric(column):
         return
-    found = {row: text.strip() for row, text in enumerate(texts(column)) if text.strip()}
-    meant = [row for row, text in found.items() if _is_number(re.sub(r"[,' ]", "", text))]
-    if 2 * len(meant) <= len(found) and not (found and expected):
+    values = {row: text.strip() for row, text in enumerate(texts(column)) if text.strip()}
+    numbers = [row for row, text in values.items() if _is_number(re.sub(r"[,' ]", "", text))]
+    if 2 * len(numbers) <= len(values) and not (values and expected):
         return
-    row = next((row for row, text in found.items() if not _is_number(text)), meant[0] if meant else 0)
+    row = next((row for row, text in values.items() if not _is_number(text)), numbers[0] if numbers else 0)
     raise ParameterError(
-        f"The column {column.name!r} has the text {found[row]!r} in row {row + 1}.",
+        f"The column {column.name!r} has the text {values[row]!r} in row {row + 1}.",
         why,
         f"Write plain numbers, without separators of thousands, or {otherwise}.",
     )
@@ -113,7 +135,7 @@ def _parquet(path: Path) -> Any:
 
 
 def _polars() -> Any:
-    """None where pandas reads and writes Parquet by itself, with pyarrow."""
+    """polars, or None where pandas handles Parquet through pyarrow."""
     try:
         importlib.import_module("pyarrow")
     except ImportError:

@@ -1,8 +1,8 @@
-"""A long frame of forecasts, its nodes and the place of each row.
+"""A long frame of forecasts, its nodes, and the position of each row.
 
-There is one row per node and stamp: ``unique_id, ds, <model>`` with intervals or quantiles (the names are those of
-``forecasting.nixtla``), or one row per node, stamp and ``sample`` or ``draw``. Nodes are tuples of keys, "" where
-summed over; an aggregate is the sum of the bottom nodes that agree with it elsewhere.
+There is one row per node and stamp, ``unique_id, ds, <model>`` with intervals or quantiles (named as in
+``forecasting.reconciliation.nixtla``), or one row per node, stamp and ``sample`` or ``draw``. A node is a tuple of
+keys. An aggregate has "" for keys that it sums over; it is the sum of the bottom nodes that share its other keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from probhard.cli.frames import check_numbers, numeric, texts
+from probhard.cli._frames import check_numbers, numeric, texts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
@@ -24,25 +24,45 @@ from probhard.forecasting.reconciliation.nixtla import LONE, Columns, is_quantil
 
 ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
 SHOWN = 5  # missing rows that an error names
-KEPT = ("cutoff", "horizon", "h", "step", "fold", "index")  # numbers that are no forecasts, unless asked for
+NOT_FORECASTS = ("cutoff", "horizon", "h", "step", "fold", "index")  # columns of numbers, unless --models names them
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A long frame with the place of each row: its draw, stamp and node."""
+    """A long frame and the position of each row: its draw, stamp and node.
 
-    frame: Any  # pandas
+    Args:
+        frame: pandas frame.
+        hierarchy: Hierarchy of the nodes.
+        keys: Key columns of every node by name.
+        stamps: Sorted stamps, (H,).
+        samples: Sorted labels of the draws, (S,).
+        draw: Name of the column of draws, if there is one.
+        place: Indices of draw, stamp and node, each (rows,).
+        bottoms_only: Whether the frame has bottom nodes alone.
+    """
+
+    frame: Any
     hierarchy: Hierarchy
-    keys: dict[str, list[str]]  # key columns of every node
-    stamps: Any  # (H,)
-    samples: Any  # (S,)
-    draw: str | None  # its column
-    place: tuple[np.ndarray, np.ndarray, np.ndarray]  # draw, stamp, node, each (rows,)
+    keys: dict[str, list[str]]
+    stamps: Any
+    samples: Any
+    draw: str | None
+    place: tuple[np.ndarray, np.ndarray, np.ndarray]
     bottoms_only: bool
 
     @classmethod
     def of(cls, frame: Any, keys: Sequence[str], summing: Any) -> Table:
-        """From a frame: by S, by key columns that it has, or by ids."""
+        """Find the nodes of a frame: by the summing matrix, by key columns, or by ids.
+
+        Args:
+            frame: pandas frame.
+            keys: Key columns, coarse to fine; they need not be in the frame.
+            summing: Frame of S, or None.
+
+        Raises:
+            ParameterError: Columns are missing, or rows do not form a hierarchy.
+        """
         pandas = require("pandas", "probhard reconcile")
         keyed = bool(keys) and bool(set(keys) & set(frame.columns))
         need = [*keys, STAMP] if keyed and summing is None else [ID, STAMP]
@@ -50,17 +70,17 @@ class Table:
         absent = [key for key in keys if key not in frame.columns] if keyed or ID not in frame.columns else []
         check_columns(frame, [*absent, *need], why, "Rename a column, or correct --keys" if keys else "Rename a column")
         if summing is not None:
-            hierarchy, columns = named_hierarchy(summing, None, ID), {}
+            hierarchy, key_columns = named_hierarchy(summing, None, ID), {}
             nodes: list[tuple[str, ...]] = [(name,) for name in hierarchy.names or ()]
             rows: list[tuple[str, ...]] = [(name,) for name in frame[ID].astype(str)]
-            made = set(rows) <= set(nodes[hierarchy.aggregates :])
+            bottoms_only = set(rows) <= set(nodes[hierarchy.aggregates :])
         else:
             ids = texts(frame[ID]) if ID in frame.columns else []
             rows = list(zip(*(_keys(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
-            matrix, nodes, made = tree(rows)
+            matrix, nodes, bottoms_only = tree(rows)
             label = dict(zip(rows, ids))
             hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
-            columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
+            key_columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
         draw = next((name for name in SAMPLES if name in frame.columns), None)
         step, stamps = pandas.factorize(frame[STAMP], sort=True)
         sample, samples = pandas.factorize(frame[draw], sort=True) if draw else (np.zeros(len(frame), int), [0])
@@ -72,13 +92,17 @@ class Table:
                 "Its forecast has no place in the sums.",
                 "Add what is missing, leave out its rows, or pass --summing where bottom nodes lie at several depths.",
             )
-        node = np.array([number[row] for row in rows]) - made * hierarchy.aggregates
-        table = cls(frame, hierarchy, columns, stamps, samples, draw, (sample, step, node), made)
+        node = np.array([number[row] for row in rows]) - bottoms_only * hierarchy.aggregates
+        table = cls(frame, hierarchy, key_columns, stamps, samples, draw, (sample, step, node), bottoms_only)
         table.check()
         return table
 
     def check(self) -> None:
-        """Raise unless every node has one row for each stamp and draw."""
+        """Check that every node has one row for each stamp and draw.
+
+        Raises:
+            ParameterError: Rows are missing or repeated.
+        """
         names = (self.hierarchy.names or ())[self.hierarchy.aggregates * self.bottoms_only :]
         count = np.zeros((len(self.samples), len(self.stamps), len(names)), dtype=np.int64)
         np.add.at(count, self.place, 1)
@@ -86,16 +110,20 @@ class Table:
         if len(wrong):
             listed = [f"{names[k]!r} at {self.stamps[j]}" for _, j, k in wrong[:SHOWN]]
             sample, step, node = wrong[0]
-            found = "no row" if count[sample, step, node] == 0 else f"{count[sample, step, node]} rows"
+            rows = "no row" if count[sample, step, node] == 0 else f"{count[sample, step, node]} rows"
             more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             raise ParameterError(
-                f"There is {found} for {', '.join(listed)}{more}.",
+                f"There is {rows} for {', '.join(listed)}{more}.",
                 "Every node needs one forecast at each stamp (and draw), or give bottom nodes alone.",
                 "Add or drop the rows; for trees of unequal depth or crossed ids, pass --summing.",
             )
 
     def values(self, column: str) -> np.ndarray:
-        """A column of bounds or fixed values for all nodes, (H, n), NaN where there is none."""
+        """Read a column of bounds or fixed values, (H, n), NaN where it is empty.
+
+        Raises:
+            ParameterError: There is no such column, or it is not numeric.
+        """
         check_columns(self.frame, [column], "An option names it.", "Choose another")
         table = np.full((len(self.stamps), self.hierarchy.variables), np.nan)
         node = self.place[2] + self.bottoms_only * self.hierarchy.aggregates
@@ -103,33 +131,45 @@ class Table:
         return table
 
     def models(self, asked: str | None, used: Sequence[str | None]) -> list[Columns]:
-        """The models to reconcile: those asked for, or all that columns of numbers belong to."""
+        """The models to reconcile.
+
+        Args:
+            asked: Comma-separated names; None for all columns of numbers.
+            used: Columns that other options name.
+
+        Raises:
+            ParameterError: A model is unknown, there is none, or a column holds text.
+        """
         wanted = [] if asked is None else [name.strip() for name in asked.split(",")]
-        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used, *(() if wanted else KEPT)}
+        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used, *(() if wanted else NOT_FORECASTS)}
         columns = [name for name in self.frame.columns if name not in others]
         if wanted and LONE not in wanted:
             columns = [name for name in columns if name.startswith(tuple(wanted))]
         for name in columns:
             why = "A column is reconciled as a whole or not at all."
             check_numbers(self.frame[name], why, "choose other columns with --models", is_quantile(name))
-        found = {one.model: one for one in Columns.of([name for name in columns if numeric(self.frame[name])])}
-        unknown = [name for name in wanted if name not in found]
-        if unknown or not found:
+        known = {group.model: group for group in Columns.of([name for name in columns if numeric(self.frame[name])])}
+        unknown = [name for name in wanted if name not in known]
+        if unknown or not known:
             raise ParameterError(
                 f"There is no model {unknown[0]!r}." if unknown else "There is no column of numbers to reconcile.",
                 f"A model is a column of its name, or quantiles (NAME-lo-80, NAME-q0.1); {TARGET!r} is what was seen.",
                 f"Name or rename a column; there are {list(self.frame.columns)}.",
             )
-        return [found[name] for name in wanted or found]
+        return [known[name] for name in wanted or known]
 
     def others(self, models: Sequence[Columns]) -> list[str]:
-        """Columns that are neither forecasts of these models nor say what a row is."""
+        """Columns that are neither forecasts of these models nor identify a row."""
         used = {ID, STAMP, self.draw, *self.keys}
         used |= {name for columns in models for name in (columns.mean, *columns.quantiles)}
         return [name for name in self.frame.columns if name not in used]
 
     def forecasts(self, columns: Columns) -> Forecasts:
-        """The base forecasts of one model, of all nodes or of the bottom ones."""
+        """The base forecasts of one model, for all nodes or for bottom nodes alone.
+
+        Raises:
+            ParameterError: A forecast is missing.
+        """
         if self.draw is not None:
             check_columns(self.frame, [columns.model], "It holds the draws.", "Give draws no quantiles beside them")
             return Forecasts(draws=self._cube(columns.model))
@@ -156,7 +196,7 @@ class Table:
         return cube
 
     def written(self, results: dict[str, np.ndarray]) -> Any:
-        """The frame with these columns, and rows of the aggregates that were made."""
+        """The frame with reconciled columns, and rows for aggregates that it lacked."""
         pandas = require("pandas", "probhard reconcile")
         sample, step, node = self.place
         node = node + self.bottoms_only * self.hierarchy.aggregates
@@ -167,19 +207,19 @@ class Table:
         return pandas.concat([frame, self.long(results, self.hierarchy.aggregates)], ignore_index=True)[frame.columns]
 
     def long(self, results: dict[str, np.ndarray], nodes: int | None = None) -> Any:
-        """All draws of the first nodes, or of all, as a long frame."""
+        """All draws of the first ``nodes`` nodes, or of all, as a long frame."""
         pandas = require("pandas", "probhard reconcile")
         count, names = max(len(cube) for cube in results.values()), (self.hierarchy.names or ())[:nodes]
         shape = len(names), len(self.stamps), count
         node, step, sample = (x.ravel() for x in np.indices(shape))
-        labels = {key: [values[i] for i in node] for key, values in self.keys.items()}
+        labels = {key: [column[i] for i in node] for key, column in self.keys.items()}
         if ID in self.frame.columns or not labels:
             labels = {ID: [names[i] for i in node], **labels}
         samples = {self.draw or SAMPLES[1]: np.asarray(self.samples)[sample] if self.draw else sample}
-        found = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
-        return pandas.DataFrame({**labels, STAMP: np.asarray(self.stamps)[step], **samples, **found})
+        values = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
+        return pandas.DataFrame({**labels, STAMP: np.asarray(self.stamps)[step], **samples, **values})
 
 
 def _keys(column: Any) -> list[str]:
-    """A key column, "" where it is summed over."""
+    """A key column as text, "" for keys that are summed over."""
     return ["" if is_total(text) else text for text in texts(column)]

@@ -1,7 +1,7 @@
-"""A certificate: what was checked, how far it was from the constraints before, and how far it is now.
+"""Certificates: the largest violations of all means and draws before and after a projection.
 
-Violations are those of ``Constraint.violation`` and ``Constraint.relative_violation``, over means and draws alike; a
-point passes if it is finite, was called converged, and its relative violation is at most ``TOLERANCE``.
+They are those of ``Constraint.violation`` and ``Constraint.relative_violation``. A point passes if it is finite, its
+projection converged, and its relative violation is at most ``TOLERANCE``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import torch
 import typer
 from torch import Tensor
 
-import probhard
+from probhard import __version__
 from probhard._util.atomic import replacing
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError
 
 TOLERANCE = 1e-9
-INFEASIBLE = 3  # exit status if any point is
-LISTED = 1000  # flagged fields that are named one by one
+INFEASIBLE = 3  # exit status if any point is infeasible
+LISTED = 1000  # flagged fields that the certificate lists
 
 
 @dataclass
 class Extent:
-    """The worst over all points seen: violations, and the range of their values."""
+    """Largest violations and the range of values over all points that were added."""
 
     violation: float = 0.0
     relative: float = 0.0
@@ -41,27 +41,37 @@ class Extent:
     points: int = 0
 
     def add(self, constraint: Constraint, points: Tensor, size: Tensor) -> Tensor:
-        """Take in points (*samples, fields, n); returns their relative violations, NaN for points with NaN."""
+        """Add points.
+
+        Args:
+            constraint: Constraint of the points.
+            points: Points, (*samples, fields, n); those that are not finite are left out.
+            size: Scale of the points, (*samples, fields, 1).
+
+        Returns:
+            Relative violations, (*samples, fields), NaN for points with NaN.
+        """
         relative = constraint.relative_violation(points, size)
-        kept = torch.isfinite(points).all(-1)
-        if bool(kept.any()):
-            self.violation = max(self.violation, float(constraint.violation(points)[kept].max()))
-            self.relative = max(self.relative, float(relative[kept].max()))
-            self.smallest = min(self.smallest, float(points[kept].min()))
-            self.largest = max(self.largest, float(points[kept].max()))
-            self.points += int(kept.sum())
+        finite = torch.isfinite(points).all(-1)
+        if bool(finite.any()):
+            self.violation = max(self.violation, float(constraint.violation(points)[finite].max()))
+            self.relative = max(self.relative, float(relative[finite].max()))
+            self.smallest = min(self.smallest, float(points[finite].min()))
+            self.largest = max(self.largest, float(points[finite].max()))
+            self.points += int(finite.sum())
         return relative
 
 
 @dataclass
 class Certificate:
-    """What a command certifies of its output.
+    """What a command certifies about its output.
 
     Args:
         setting: Facts of the run: input, hash, constraints, metric, seed.
-        before: Of the points as they came.
-        after: Of the points as they are written.
-        flagged: Fields with points that are not feasible, each as a record.
+        before: Extent of the input's points.
+        after: Extent of the points that are written.
+        flagged: One record for each field with infeasible points.
+        infeasible: Number of infeasible points.
     """
 
     setting: dict[str, Any]
@@ -71,24 +81,29 @@ class Certificate:
     infeasible: int = 0
 
     @property
+    def checked(self) -> int:
+        """Number of means and draws that were checked."""
+        return self.after.points + self.infeasible
+
+    @property
     def feasible(self) -> bool:
-        """Whether every point is."""
+        """Whether every point is feasible."""
         return self.infeasible == 0
 
     def flag(self, points: int, **record: Any) -> None:
-        """Note points of one field that are not feasible."""
+        """Count infeasible points of one field, and keep a record of it."""
         self.infeasible += points
         if len(self.flagged) < LISTED:
             self.flagged.append(record)
 
     def content(self) -> dict[str, Any]:
-        """All of it, as plain values."""
-        seen = {name: _plain(extent) for name, extent in (("before", self.before), ("after", self.after))}
-        counts = {"checked": self.after.points + self.infeasible, "infeasible": self.infeasible}
+        """The certificate as plain values, in the order of its file."""
         return {
             "feasible": self.feasible,
-            **counts,
-            **seen,
+            "checked": self.checked,
+            "infeasible": self.infeasible,
+            "before": _plain(self.before),
+            "after": _plain(self.after),
             "tolerance": TOLERANCE,
             **self.setting,
             "flagged": self.flagged,
@@ -96,22 +111,21 @@ class Certificate:
         }
 
     def save(self, path: Path) -> None:
-        """Write JSON, replacing the file in one step."""
+        """Write JSON atomically."""
         text = json.dumps(self.content(), indent=2, allow_nan=False)
         with replacing(path) as partial:
             partial.write_text(text + "\n", encoding="utf-8")
 
     def table(self) -> str:
-        """The same as text."""
+        """The certificate as text."""
         rows = [("largest violation", "violation"), ("  relative", "relative")]
         rows += [("smallest value", "smallest"), ("largest value", "largest")]
         lines = [f"{'':18s}{'before':>14s}{'after':>14s}"]
         for title, name in rows:
-            seen = [f"{getattr(x, name):14.6g}" if x.points else f"{'-':>14s}" for x in (self.before, self.after)]
-            lines.append(f"{title:18s}" + "".join(seen))
-        checked = self.after.points + self.infeasible
+            values = [f"{getattr(x, name):14.6g}" if x.points else f"{'-':>14s}" for x in (self.before, self.after)]
+            lines.append(f"{title:18s}" + "".join(values))
         verdict = "all feasible" if self.feasible else f"{self.infeasible} NOT feasible and written as NaN"
-        lines.append(f"{checked} means and draws checked, {verdict}.")
+        lines.append(f"{self.checked} means and draws checked, {verdict}.")
         lines += [f"  {flag['field']}: {flag['reason']}" for flag in self.flagged[:5]]
         if len(self.flagged) > 5:
             lines.append(f"  and {len(self.flagged) - 5} fields more, in the certificate.")
@@ -119,26 +133,41 @@ class Certificate:
 
 
 def _plain(extent: Extent) -> dict[str, Any]:
+    """An extent as plain values, None where it has no points."""
     return {name: value if name == "points" or extent.points else None for name, value in vars(extent).items()}
 
 
 def conclude(certificate: Certificate, path: Path, text: str) -> None:
-    """Save the certificate beside what was written, print a text, and end with a status that tells."""
-    beside = path.with_suffix(".json")
-    certificate.save(beside)
-    typer.echo(f"{text}\nCertificate: {beside}")
+    """Save the certificate beside the output, and print a summary.
+
+    Args:
+        certificate: The certificate.
+        path: File of the output.
+        text: Summary to print.
+
+    Raises:
+        typer.Exit: Some points are infeasible (status 3).
+    """
+    certificate_path = path.with_suffix(".json")
+    certificate.save(certificate_path)
+    typer.echo(f"{text}\nCertificate: {certificate_path}")
     if not certificate.feasible:
         raise typer.Exit(INFEASIBLE)
 
 
 def versions() -> dict[str, str]:
-    """Of everything that the numbers depend on."""
-    found = {"probhard": probhard.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
-    return {**found, "scipy": scipy.__version__, "python": platform.python_version()}
+    """Versions of the packages that the numbers depend on."""
+    return {
+        "probhard": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def sha256(path: Path) -> str:
-    """Of a file, or of a folder's files with their names."""
+    """SHA-256 of a file, or of all files of a folder with their names."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if not file.is_file():
@@ -152,7 +181,17 @@ def sha256(path: Path) -> str:
 
 
 def check_path(path: Path, option: str, suffixes: tuple[str, ...], source: Path) -> None:
-    """Refuse a path that cannot be written, or that is the input."""
+    """Check a path of output.
+
+    Args:
+        path: Path to write to.
+        option: Option that named it.
+        suffixes: Suffixes that it may have.
+        source: Path of the input.
+
+    Raises:
+        ParameterError: It has another suffix, lies in no folder, or is the input.
+    """
     if path.suffix not in suffixes or not path.parent.is_dir() or path.resolve() == source.resolve():
         raise ParameterError(
             f"{option} {path} cannot be written.",

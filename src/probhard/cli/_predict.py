@@ -1,0 +1,120 @@
+"""``probhard predict``: reads a trained run and new inputs, writes fields with bands and draws, and a certificate."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from probhard.cli import _pictures
+from probhard.cli._certificate import Certificate, check_path, conclude, sha256
+from probhard.cli._projection import BUDGET, FieldProjection
+from probhard.cli._stored import StoredLaw
+from probhard.cli._train import CONFIG, GRID, MODEL, TRAINED_ON
+from probhard.errors import ParameterError
+from probhard.io.fields import read_fields, write_npz
+from probhard.io.spec import read_spec
+from probhard.model import ConstrainedModel
+from probhard.pde.samples import Samples
+from probhard.pde.surrogate import Settings, Surrogate
+from probhard.projection.layer import DPPL
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command's arguments, with the meaning that its ``--help`` gives them."""
+
+    run: Path
+    inputs: Path
+    draws: int
+    output: Path | None
+    seed: int
+    figure: Path | None
+
+    def predict(self) -> None:
+        """Predict all samples, write the fields and the certificate, and print a summary.
+
+        Raises:
+            ProbhardError: Invalid files or options.
+            typer.Exit: Some points are not feasible (status 3).
+        """
+        path = self.inputs.with_name(f"{self.inputs.stem}-predicted.npz") if self.output is None else self.output
+        check_path(path, "--output", (".npz",), self.inputs)
+        if self.figure is not None:
+            check_path(self.figure, "--figure", _pictures.SUFFIXES, self.inputs)
+        samples, model = _trained(self.run, self.inputs)
+        certificate, law = self._certificate(samples, model), _predicted(model, samples)
+        metric = model.method.inference.metric
+        assert metric is not None
+        layer, generator = DPPL(metric, on_failure="flag"), torch.Generator().manual_seed(self.seed)
+        projection = FieldProjection(law, samples.spec, samples.data, layer, certificate, generator)
+        with tempfile.TemporaryDirectory(prefix=".probhard-", dir=path.parent) as scratch:
+            results = projection.run(self.draws, Path(scratch))
+            write_npz(path, {**samples.data.arrays, **results})
+            if self.figure is not None:
+                _pictures.first_sample(self.figure, samples, law, results)
+        conclude(certificate, path, f"{certificate.table()}\nFields: {path}")
+
+    def _certificate(self, samples: Samples, model: ConstrainedModel) -> Certificate:
+        import yaml
+
+        cells = samples.cells
+        return Certificate(
+            {
+                "input": self.inputs.name,
+                "input_sha256": sha256(self.inputs),
+                "model_sha256": sha256(self.run / MODEL),
+                "constraints": yaml.safe_dump(dict(samples.spec), sort_keys=False),
+                "metric": model.method.inference.metric,
+                "seed": self.seed,
+                "fields": cells.fields,
+                "cells": cells.variables,
+                "field_axes": ["sample", *cells.per],
+            }
+        )
+
+
+def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
+    """The samples to predict, and the model of a run for their grid."""
+    missing = [name for name in (CONFIG, GRID, MODEL) if not (run / name).is_file()]
+    if missing:
+        raise ParameterError(
+            f"{run} has no {' and no '.join(missing)}.",
+            "A run is complete when its model is written.",
+            "Run 'probhard train' again with the same arguments to finish it, or check the path.",
+        )
+    content = read_spec(run / CONFIG, "configuration")
+    trained_on = content.pop(TRAINED_ON, None) if isinstance(content, dict) else None
+    if not isinstance(trained_on, dict) or not {"grid", "channels", "file"} <= set(trained_on):
+        raise ParameterError(
+            f"{run / CONFIG} does not say what the run was trained on.",
+            "'probhard train' writes that down; the file was changed or is not its own.",
+            "Restore it, or train again.",
+        )
+    spec, settings = Settings.read(content)
+    samples = Samples.unsolved({**read_fields(run / GRID), **read_fields(inputs)}, spec, trained_on["grid"])
+    channels, axes = samples.inputs.shape[1], len(samples.cells.axes)
+    if channels != trained_on["channels"]:
+        raise ParameterError(
+            f"{inputs} has {channels - axes} parameters and input fields, the run {trained_on['channels'] - axes}.",
+            "The network takes those that it was trained on.",
+            f"Bring the same parameters and inputs, in the order of {trained_on['file']}.",
+        )
+    return samples, Surrogate.read(run / MODEL, settings, samples)
+
+
+@torch.no_grad()
+def _predicted(model: ConstrainedModel, samples: Samples) -> StoredLaw:
+    """The network's law before projection."""
+    cells = samples.cells
+    mean, stddev = (np.full(cells.batch + cells.grid, np.nan) for _ in range(2))
+    size = max(1, BUDGET // samples.inputs[0].size)
+    for chosen in np.array_split(np.arange(len(samples)), -(-len(samples) // size)):
+        law: Any = model.backbone(samples.batch(chosen).inputs)
+        for array, values in ((mean, law.mean), (stddev, law.stddev)):
+            cells.scatter(array, samples.events(chosen), values.numpy())
+    return StoredLaw(mean, stddev)

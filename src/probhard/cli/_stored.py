@@ -1,0 +1,124 @@
+"""Laws stored as arrays on a grid.
+
+The arrays of a file say which law the fields have:
+
+    mean with stddev or variance     normal in every cell
+    lower, upper, level              normal band: stddev = (upper - lower) / (2 Phi^-1((1 + level) / 2))
+    draws (S, *batch, *grid)         empirical
+    mean alone                       points
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from probhard.errors import ParameterError, ShapeError
+from probhard.io.cells import Cells
+from probhard.laws.family import NORMAL
+
+LEVEL = 0.9  # probability of the bands, unless the input has one
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLaw:
+    """The law of fields, as their file gives it.
+
+    Args:
+        mean: Means, (*batch, *grid).
+        stddev: Standard deviations that broadcast with the means, or None.
+        draws: Draws, (S, *batch, *grid), or None.
+        level: Probability of the bands.
+    """
+
+    mean: np.ndarray
+    stddev: np.ndarray | None = None
+    draws: np.ndarray | None = None
+    level: float = LEVEL
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> StoredLaw:
+        """Read the law from arrays by name: draws take precedence, then stddev or variance, then bands.
+
+        Raises:
+            ShapeError: The draws are empty or have no dimension of their own.
+            ParameterError: There is neither mean, band nor draws, or the level is not a probability.
+        """
+        level, band = _level(arrays), "lower" in arrays and "upper" in arrays
+        if "draws" in arrays:
+            draws = arrays["draws"]
+            if draws.ndim < 2 or not draws.size:
+                raise ShapeError(
+                    f"The draws have shape {draws.shape}.",
+                    "Draws lead, at least one: (S, *batch, *grid).",
+                    "Add a first dimension, or leave out the empty array.",
+                )
+            return cls(draws.mean(0), draws.std(0, ddof=1) if len(draws) > 1 else None, draws, level)
+        if "mean" not in arrays and not band:
+            raise ParameterError(
+                f"The file has the arrays {', '.join(sorted(arrays)) or '(none)'}.",
+                "Nothing among them says what to project.",
+                "Save 'mean' (with 'stddev' or 'variance'), 'lower', 'upper' and 'level', or 'draws' with draws first.",
+            )
+        mean = arrays["mean"] if "mean" in arrays else (arrays["lower"] + arrays["upper"]) / 2
+        if "stddev" in arrays:
+            return cls(mean, arrays["stddev"], None, level)
+        if "variance" in arrays:
+            with np.errstate(invalid="ignore"):  # negative ones become NaN, which check() rejects
+                return cls(mean, np.sqrt(arrays["variance"]), None, level)
+        spread = (arrays["upper"] - arrays["lower"]) / (2 * _quantile(level)) if band else None
+        return cls(mean, spread, None, level)
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviations, (*batch, *grid); 0 for a single draw."""
+        return np.zeros_like(self.mean) if self.stddev is None else np.broadcast_to(self.stddev, self.mean.shape)
+
+    def band(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the normal band, each (*batch, *grid)."""
+        half = _quantile(self.level) * self.spread
+        return self.mean - half, self.mean + half
+
+    def check(self, cells: Cells) -> None:
+        """Check that all cells of the domain have finite means and standard deviations of at least 0.
+
+        Raises:
+            ParameterError: Some do not.
+        """
+        all_fields = np.arange(cells.fields)
+        for name, array, low in (("mean", self.mean, -np.inf), ("standard deviation", self.stddev, 0.0)):
+            if array is None:
+                continue
+            inside = cells.everywhere(f"The {name}", array, all_fields)
+            bad = int((~np.isfinite(inside) | (inside < low)).sum())
+            if bad:
+                what = "NaN, infinite or negative" if low == 0 else "NaN or infinite"
+                source = "the draws" if self.draws is not None else "the band or the variances"
+                raise ParameterError(
+                    f"The {name}{' of the draws' if self.draws is not None else ''} is {what} in {bad} of "
+                    f"{inside.size} cells.",
+                    "Nothing can be projected from there.",
+                    f"Save an array 'mask' that is True for the cells of the domain, or mend {source}.",
+                )
+
+
+def _level(arrays: Mapping[str, np.ndarray]) -> float:
+    """The probability of the bands."""
+    if "level" not in arrays and not ("lower" in arrays and "upper" in arrays):
+        return LEVEL
+    level = arrays.get("level", np.empty(0))
+    if level.size != 1 or not 0 < level.item() < 1:
+        raise ParameterError(
+            f"The level of the band is {level.tolist()}.",
+            "The spread of a normal law follows from the probability of its band, one number between 0 and 1.",
+            "Save it beside 'lower' and 'upper', such as level=0.9.",
+        )
+    return float(level.item())
+
+
+def _quantile(level: float) -> float:
+    """Half the width of a standard normal band of this probability."""
+    return float(NORMAL.icdf(torch.tensor((1 + level) / 2, dtype=torch.float64)))
