@@ -77,7 +77,7 @@ REFUSED = {
     "too few values": (lambda: ProjectionReconciler(fixed={0: [5.0, 6.0]})(S, MEAN, SPREAD), "2 values for 3 steps"),
     "a large seed": (
         lambda: Reconciliation(ph.Hierarchy(S))(Forecasts(MEAN.T, SPREAD.T), seed=2**70),
-        "It starts a generator",
+        "It seeds a torch generator",
     ),
     "all constant": (
         lambda: classical.reconcile(classical.base_forecast(from_frame(frame().assign(y=5.0), KEYS), 3), "mint"),

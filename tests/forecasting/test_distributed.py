@@ -14,9 +14,10 @@ import torch
 import probhard as ph
 from probhard.cli import main
 from probhard.executors import Executor, executor
-from probhard.forecasting.reconciliation.distributed import _parents, cut, reconcile
+from probhard.forecasting.reconciliation.distributed import reconcile
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import METRICS, Reconciliation
+from probhard.forecasting.reconciliation.subtrees import cut, parents
 
 STEPS = 3
 
@@ -132,7 +133,7 @@ def test_subtrees_agree_with_dense_algebra(metric):
 @pytest.mark.parametrize("tree", TREES)
 def test_a_cut_takes_every_node_once(tree):
     hierarchy = TREES[tree]
-    parent = _parents(Reconciliation(hierarchy))
+    parent = parents(hierarchy)
     top, pieces = cut(hierarchy, parent, 8)
     inside = np.concatenate([np.delete(piece.nodes, piece.roots) for piece in pieces] or [np.empty(0, int)])
     assert sorted(np.concatenate([top.nodes, inside])) == list(range(hierarchy.variables))
