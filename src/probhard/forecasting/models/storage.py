@@ -1,8 +1,8 @@
-"""Saved folders: JSON, arrays and weights, and constraints as plain arrays and names.
+"""Saved folders: JSON, arrays and weights; constraints as plain arrays and names.
 
     hierarchy: S, held nodes, names, tags;      rows: A, b, held variables;      box: lower, upper.
 
-Nothing that is read back can run code. Functions and general sets are not stored.
+Reading never runs code. Functions and general sets are not stored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,21 @@ from probhard.constraints.intersection import Intersection
 from probhard.errors import ParameterError
 from probhard.rows.system import LinearSystem
 
-Arrays = dict[str, Any]  # of NumPy arrays
+Arrays = dict[str, Any]  # NumPy arrays by name
 
 
 def read_record(file: Path, format: str, version: int, writer: str) -> dict[str, Any]:
-    """The plain values of a JSON file with this mark."""
+    """Read a JSON file of a given format and version.
+
+    Args:
+        file: The file.
+        format: Expected format mark.
+        version: Expected version.
+        writer: Function that writes such files, for the error text.
+
+    Raises:
+        ParameterError: If the file is missing or damaged, or has another format or version.
+    """
     content = _read(file, lambda: json.loads(file.read_text(encoding="utf-8")), writer)
     if not isinstance(content, dict) or content.get("format") != format or content.get("version") != version:
         raise ParameterError(
@@ -40,7 +50,11 @@ def read_record(file: Path, format: str, version: int, writer: str) -> dict[str,
 
 
 def read_arrays(file: Path) -> Arrays:
-    """The arrays of an npz file."""
+    """Read the arrays of an npz file, without pickled objects.
+
+    Raises:
+        ParameterError: If the file is missing or damaged, or holds objects.
+    """
 
     def load() -> Arrays:
         with np.load(file, allow_pickle=False) as arrays:
@@ -50,23 +64,30 @@ def read_arrays(file: Path) -> Arrays:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file of weights."""
+    """Read the tensors of a file of weights, without pickled objects.
+
+    Raises:
+        ParameterError: If the file is missing or damaged, or holds objects.
+    """
     return _read(file, lambda: torch.load(file, map_location="cpu", weights_only=True))
 
 
 def _read(file: Path, load: Callable[[], Any], writer: str = "the method that saved the others") -> Any:
     try:
         return load()
-    except Exception as error:  # of many kinds: no file, bad JSON, a broken archive, pickled objects
+    except Exception as error:  # many types: no file, bad JSON, a broken archive, pickled objects
         raise ParameterError(
             f"{file} cannot be read ({type(error).__name__}).",
             "It is missing or damaged, or holds more than plain values.",
-            f"Pass a whole folder, as written by {writer}.",
+            f"Pass a complete folder written by {writer}.",
         ) from error
 
 
 def constraint_record(constraint: Constraint) -> tuple[list[dict[str, Any]] | None, Arrays]:
-    """The parts of a constraint as plain values, and their arrays; None if a part is a function or a general set."""
+    """Return the parts of a constraint as plain values, and their arrays.
+
+    The values are None if a part is a function or a general set, which are not stored.
+    """
     parts = constraint.parts() if isinstance(constraint, Intersection) else (constraint,)
     record: list[dict[str, Any]] = []
     arrays: Arrays = {}
@@ -74,25 +95,25 @@ def constraint_record(constraint: Constraint) -> tuple[list[dict[str, Any]] | No
         if isinstance(part, Hierarchy):
             held = part.stackable()[2]
             record.append({"kind": "hierarchy", "names": part.names, "tags": part.tags})
-            found = {**_split(part.summation), "held": held}
+            stored = {**_split(part.summation), "held": held}
         elif isinstance(part, LinearEquality):
             matrix, b, held = part.stackable()
             record.append({"kind": "rows", "rank": part.rank})
-            found = {**_split(matrix), "b": b.numpy(force=True), "held": held}
+            stored = {**_split(matrix), "b": b.numpy(force=True), "held": held}
         elif isinstance(part, Box):
             record.append({"kind": "box"})
-            found = {"lower": part.lower.numpy(force=True), "upper": part.upper.numpy(force=True)}
+            stored = {"lower": part.lower.numpy(force=True), "upper": part.upper.numpy(force=True)}
         else:
             return None, {}
-        arrays |= {f"{number}.{name}": value for name, value in found.items()}
+        arrays |= {f"{number}.{name}": value for name, value in stored.items()}
     return record, arrays
 
 
 def constraint_from_record(record: list[dict[str, Any]], arrays: Mapping[str, np.ndarray]) -> Constraint:
-    """The constraint of a record.
+    """Build a constraint from the values and arrays of ``constraint_record``.
 
     Raises:
-        ParameterError: If the record is not one of ``constraint_record``.
+        ParameterError: If a part or an array is missing or unknown.
     """
     try:
         parts = [_part(values, f"{number}.", arrays) for number, values in enumerate(record)]
