@@ -115,9 +115,9 @@ def check_grid(notes: Path, **options) -> None:
 def test_joblib_survives_a_killed_process(tmp_path):
     with executor("joblib", 2) as pool:
         check_tasks(pool, tmp_path)
-        given = iter(range(10))
-        assert next(pool.unordered(abs, given))[0] in (0, 1)
-        assert next(given) == 2  # taken only when a worker is free
+        items = iter(range(10))
+        assert next(pool.unordered(abs, items))[0] in (0, 1)
+        assert next(items) == 2  # taken only when a worker is free
 
 
 def test_joblib_gives_up_on_what_always_kills(tmp_path):
@@ -135,7 +135,7 @@ def test_leaving_by_an_error_ends_the_processes(tmp_path):
     sleeping = pool.submit(exec, f"import pathlib, time; pathlib.Path({str(path)!r}).touch(); time.sleep(600)")
     later = pool.submit(abs, 1)
     wait_for(path)
-    (process,) = [process for made in pool._made for process in made._processes.values()]
+    (process,) = [process for single in pool._all_pools for process in single._processes.values()]
     with pytest.raises(KeyError), pool:
         raise KeyError
     assert later.cancelled()

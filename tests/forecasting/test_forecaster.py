@@ -14,7 +14,7 @@ import pytest
 
 from probhard.errors import ParameterError
 from probhard.forecasting import HierarchicalForecaster, from_frame
-from probhard.forecasting import forecaster as module
+from probhard.forecasting.models import defaults as module
 from probhard.forecasting.models.training import DeepVARModule
 
 TINY = {

@@ -15,7 +15,7 @@ import pytest
 
 from probhard.errors import MissingExtraError
 from probhard.forecasting import HierarchicalData
-from probhard.forecasting.report import backtest
+from probhard.forecasting.report import backtest, charts, formats
 from probhard.forecasting.report import page as report
 from probhard.forecasting.report.backtest import Backtest
 from probhard.forecasting.report.page import Report
@@ -145,7 +145,7 @@ def test_nodes_that_matter(made: Report) -> None:
     [(0.0, "0"), (1234567.0, "1,234,567"), (12.3456, "12.35"), (4.8e-16, "4.80e-16"), (None, "–"), (-0.05, "-0.05000")],  # noqa: RUF001
 )
 def test_numbers(value: float | None, text: str) -> None:
-    assert report.number(value) == text
+    assert formats.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_numbers(value: float | None, text: str) -> None:
     ],
 )
 def test_axes(low: float, high: float, labels: list[str]) -> None:
-    bottom, top, ticks = report._axis(low, high)
+    bottom, top, ticks = charts.axis(low, high)
     assert bottom < low
     assert top > high
     assert [label for _, label in ticks] == labels

@@ -185,12 +185,26 @@ def _check(length: int, lags: Sequence[int], cycles: Sequence[str], context: int
         check_choice("time feature", name, tuple(CYCLES))
 
 
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Check that an argument is a whole number.
+
+    Args:
+        name: Name of the argument, for the error text.
+        value: Its value.
+        least: Smallest valid value.
+
+    Raises:
+        ParameterError: If it is not a whole number of at least ``least``.
+    """
+    if not isinstance(value, int | np.integer) or value < least:
+        raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least} or more.")
+
+
 def _check_options(sizes: Mapping[str, Any], counts: Mapping[str, Any], rates: Mapping[str, Any]) -> None:
-    """Raise for sizes below 1, counts below 0 and rates out of their ranges."""
+    """Raise for sizes below 1, counts below 0 and rates out of range."""
     for least, group in ((1, sizes), (0, counts)):
         for name, value in group.items():
-            if not isinstance(value, int | np.integer) or value < least:
-                raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least} or more.")
+            check_count(name, value, least)
     for name, value in rates.items():
         fits = isinstance(value, float | int | np.floating) and 0 <= value < (1 if name == "dropout_rate" else math.inf)
         if not fits or (name == "lr" and value == 0):

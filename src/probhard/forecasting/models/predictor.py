@@ -7,9 +7,11 @@ Reading these files never runs code.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,14 @@ class DeepVARPredictor(PyTorchPredictor):
             samples = module(window, num_samples or self.num_parallel_samples, generator)
             length = len(series.target) - layout.past
             yield SampleForecast(samples.numpy(force=True), series.start + length, item_id=series.item_id)
+
+    def extended(self, steps: int) -> DeepVARPredictor:
+        """Return a predictor of ``steps`` steps with the same network: a rollout can have any length."""
+        module: DeepVARModule = self.prediction_net
+        network = copy.copy(module.network)  # a shallow copy: the weights are shared
+        network.layout = replace(network.layout, prediction_length=steps)
+        extended = DeepVARModule(network, module.constraint, module.method)
+        return DeepVARPredictor(extended, self.num_parallel_samples, self.seed, self.device)
 
     def serialize(self, path: str | os.PathLike[str]) -> None:
         """Write the predictor to the folder ``path`` as JSON, arrays and weights, without pickled objects."""
