@@ -40,7 +40,7 @@ def theirs(counts) -> tuple[np.ndarray, np.ndarray]:
     method = methods.MinTrace("wls_var", nonnegative=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = method.fit_predict(
+        fit = method.fit_predict(
             S=counts["summing"],
             y_hat=counts["mean"],
             y_insample=counts["past"],
@@ -52,7 +52,7 @@ def theirs(counts) -> tuple[np.ndarray, np.ndarray]:
             seed=0,
         )
         samples = method.sample(DRAWS)
-    return found["quantiles"][..., 0], samples
+    return fit["quantiles"][..., 0], samples
 
 
 @pytest.fixture(scope="module")

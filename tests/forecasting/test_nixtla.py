@@ -133,11 +133,11 @@ def test_caps_and_fixed_nodes() -> None:
 
 def test_upper_is_one_number_for_all_nodes() -> None:
     reconciler = ProjectionReconciler("orthogonal", upper=3.0)
-    found = reconciler(S, COUNTS.T + 2.0, np.ones_like(COUNTS.T), level=[80])
-    assert found["mean"].max() == 3.0
-    assert found["quantiles"].shape == (len(S), HORIZON, 2)
-    assert found["quantiles"].max() == 3.0
-    assert (found["quantiles"][..., 0] <= found["quantiles"][..., 1]).all()
+    result = reconciler(S, COUNTS.T + 2.0, np.ones_like(COUNTS.T), level=[80])
+    assert result["mean"].max() == 3.0
+    assert result["quantiles"].shape == (len(S), HORIZON, 2)
+    assert result["quantiles"].max() == 3.0
+    assert (result["quantiles"][..., 0] <= result["quantiles"][..., 1]).all()
 
 
 def test_samples_follow_the_seeds() -> None:
@@ -165,11 +165,11 @@ def test_refusals() -> None:
 
 
 def test_names_of_columns() -> None:
-    found = Columns.of(["A", "A-lo-80", "A-hi-80", "B-median", "B-q0.1", "B-ql0.9", "0.25", "mean", "A-lo-97.5"])
-    assert [(c.model, c.mean) for c in found] == [("A", "A"), ("B", None), ("mean", "mean")]
-    assert found[0].quantiles == pytest.approx({"A-lo-80": 0.1, "A-hi-80": 0.9, "A-lo-97.5": 0.0125})
-    assert found[1].quantiles == {"B-median": 0.5, "B-q0.1": 0.1, "B-ql0.9": 0.9}
-    assert found[2].quantiles == {"0.25": 0.25}
+    models = Columns.of(["A", "A-lo-80", "A-hi-80", "B-median", "B-q0.1", "B-ql0.9", "0.25", "mean", "A-lo-97.5"])
+    assert [(c.model, c.mean) for c in models] == [("A", "A"), ("B", None), ("mean", "mean")]
+    assert models[0].quantiles == pytest.approx({"A-lo-80": 0.1, "A-hi-80": 0.9, "A-lo-97.5": 0.0125})
+    assert models[1].quantiles == {"B-median": 0.5, "B-q0.1": 0.1, "B-ql0.9": 0.9}
+    assert models[2].quantiles == {"0.25": 0.25}
     assert probabilities([95, 80]) == pytest.approx([0.025, 0.1, 0.9, 0.975])
     with pytest.raises(ph.ParameterError, match="level 100"):
         probabilities([100])

@@ -54,20 +54,20 @@ def test_weights_are_the_best_of_a_fine_grid():
 
 def test_draws_of_the_pool_come_in_the_right_numbers():
     draws = [np.full((10, 1, 1), float(k)) for k in range(3)]
-    found = pool.pooled(draws, np.array([0.255, 0.0, 0.745]), 100).ravel()
-    assert [int((found == k).sum()) for k in range(3)] in ([26, 0, 74], [25, 0, 75])
+    members_drawn = pool.pooled(draws, np.array([0.255, 0.0, 0.745]), 100).ravel()
+    assert [int((members_drawn == k).sum()) for k in range(3)] in ([26, 0, 74], [25, 0, 75])
 
 
 def test_negative_draws_become_feasible_and_others_stay():
     hierarchy = ph.Hierarchy(np.vstack([np.ones((1, 3)), np.eye(3)]))
     bottom = RANDOM.standard_normal((50, 2, 3)) + 1
     draws = np.concatenate([bottom.sum(-1, keepdims=True), bottom], -1)
-    found = pool.nonnegative(draws, hierarchy)
-    assert found.min() >= 0
-    assert abs(found[..., 0] - found[..., 1:].sum(-1)).max() < 1e-12
+    projected = pool.nonnegative(draws, hierarchy)
+    assert projected.min() >= 0
+    assert abs(projected[..., 0] - projected[..., 1:].sum(-1)).max() < 1e-12
     fine = (draws >= 0).all(-1)
     assert 0 < fine.sum() < fine.size
-    assert np.array_equal(found[fine], draws[fine])
+    assert np.array_equal(projected[fine], draws[fine])
 
 
 def test_bad_windows_are_refused():
