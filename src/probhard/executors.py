@@ -94,9 +94,9 @@ class Executor(Futures):
                 yield running.pop(future), future.result()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+        self.shutdown(wait=error_type is None, cancel_futures=error_type is not None)
 
 
 class JoblibExecutor(Executor):

@@ -1,4 +1,4 @@
-"""Baselines and classical rows: by hand, against statsforecast and MinT, and against published figures."""
+"""Naive and classical forecasts: by hand, against statsforecast and MinT, and against published figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def history() -> np.ndarray:
     return 50 + 10 * np.sin(np.arange(30)[:, None] * np.pi / 2 + np.arange(3)) + random.normal(size=(30, 3))
 
 
-# ---------------------------------------------------------------------------------------------- without a model
+# --- without a model ---
 
 
 def test_last_value_and_seasonal_naive_by_hand(history):
@@ -52,7 +52,7 @@ def test_last_value_and_seasonal_naive_by_hand(history):
 
 def test_missing_values_are_carried_forward(history):
     history[-1, 0] = history[-3:, 1] = np.nan
-    history[[1, 5, 9, 13, 17, 21, 25, 29], 2] = np.nan  # a season never seen
+    history[[1, 5, 9, 13, 17, 21, 25, 29], 2] = np.nan  # a season without values
     data = quarterly(history)
     np.testing.assert_allclose(last_value(data, 1)[0, 0, 2:], [history[-2, 0], history[-4, 1], history[-2, 2]])
     naive = seasonal_naive(data, 4)[0]
@@ -70,7 +70,7 @@ def test_bootstrap_adds_past_changes_of_all_series_at_once(history):
     distance = np.abs(changes[:, None] - past).max(-1)
     assert distance.min(1).max() < 1e-12
     assert set(distance.argmin(1)) == set(range(26))
-    assert abs(spearmanr(changes[0::6, 0], changes[1::6, 0])[0]) < 0.2  # steps are drawn on their own
+    assert abs(spearmanr(changes[0::6, 0], changes[1::6, 0])[0]) < 0.2  # steps are drawn independently
     np.testing.assert_array_equal(draws, seasonal_bootstrap(data, 6, samples=500, seed=3))
     assert (draws != seasonal_bootstrap(data, 6, samples=500, seed=4)).any()
     assert incoherence(draws, data.hierarchy).relative < 1e-14
@@ -99,7 +99,7 @@ def test_published_figures(name, last, naive, bootstrap):
     assert abs(np.mean(scores) - bootstrap) < 0.035 * bootstrap  # one run's Monte Carlo error on Traffic: 2 %
 
 
-# ---------------------------------------------------------------------------------------------- classical rows
+# --- classical forecasts ---
 
 
 @pytest.fixture(scope="module")

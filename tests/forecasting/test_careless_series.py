@@ -1,4 +1,4 @@
-"""What a forecaster may pass by mistake: refused in three parts, or handled, never read as something else."""
+"""Careless input: rejected with an error in three parts or handled, never misread."""
 
 from __future__ import annotations
 

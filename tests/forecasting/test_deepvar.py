@@ -49,11 +49,11 @@ def test_every_method_trains_and_keeps_its_promise(name):
 
 @pytest.mark.parametrize("method", ["probhard-or", "probhard-ob"])
 def test_no_path_is_negative(method, monkeypatch):
-    monkeypatch.setattr("probhard.forecasting.models.network.FIRST_SPREAD", 1.0)  # as wide as the series are high
+    monkeypatch.setattr("probhard.forecasting.models.network.FIRST_SPREAD", 1.0)  # spreads as large as the values
     y = history()
     plain = forecast(small_estimator(method=method).train([entry(y)]), y, 200)
     bounded = forecast(small_estimator(method=method, constraint=ph.NonNegative()).train([entry(y)]), y, 200)
-    assert plain.min() < 0  # so that there was something to do
+    assert plain.min() < 0  # the bound matters
     assert bounded.min() >= 0
     assert float(ph.Hierarchy(TWO_GROUPS).relative_violation(torch.as_tensor(bounded)).max()) < 1e-9
 
@@ -118,7 +118,7 @@ def test_seeds():
     state = torch.random.get_rng_state()
     estimator = small_estimator(seed=3)
     first, again = (forecast(estimator.train([entry(y)]), y) for _ in range(2))
-    assert torch.equal(torch.random.get_rng_state(), state)  # nobody else's numbers change
+    assert torch.equal(torch.random.get_rng_state(), state)  # the global generator is untouched
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - forecast(small_estimator(seed=4).train([entry(y)]), y)).max() > 0
 

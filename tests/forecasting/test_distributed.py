@@ -1,4 +1,4 @@
-"""Reconciliation in pieces is reconciliation: by subtree and by step, against the whole and against dense algebra."""
+"""Distributed reconciliation, by subtree and by step, against the serial result and dense algebra."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 class Here(Executor):
-    """Does the work at once."""
+    """Runs every task at once, in this process."""
 
     workers = 2
 
@@ -47,7 +47,7 @@ def grown(count: int, seed: int, width: int = 4) -> ph.Hierarchy:
 
 
 def even(*widths: int) -> ph.Hierarchy:
-    """A tree whose nodes at a depth have equally many children."""
+    """A tree in which all nodes of a depth have the same number of children."""
     bottoms, count, rows = int(np.prod(widths)), 1, []
     for width in (1, *widths):
         count *= width

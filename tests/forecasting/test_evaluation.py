@@ -1,4 +1,4 @@
-"""Evaluation of draws against the definition, GluonTS's evaluator, and draws whose faults are known."""
+"""Evaluation of draws against the definition, GluonTS's evaluator, and draws with known faults."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_incoherence_of_known_size(draws, monkeypatch):
     assert measured.smallest_draw == -5.0
     monkeypatch.setattr(evaluation, "CHUNK", 40)
     assert incoherence(torch.tensor(draws), hierarchy) == measured
-    rounded = np.array([[1e-17 + 5e3, 1e-17, 0.0, 0.0, 5e3]])  # an aggregate of nothing but rounding
+    rounded = np.array([[1e-17 + 5e3, 1e-17, 0.0, 0.0, 5e3]])  # an aggregate that is rounding only
     assert incoherence(rounded, hierarchy).relative < 1e-14
     with pytest.raises(ShapeError, match="5 variables"):
         incoherence(draws[..., :4], hierarchy)

@@ -1,4 +1,4 @@
-"""HierarchicalForecaster: frames in and out, paths against plain recomputations, files, refusals."""
+"""HierarchicalForecaster: frames in and out, paths against plain recomputations, saved folders, rejected input."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_bounds_of_changes_are_met_by_projecting(method: str) -> None:
     draws = forecaster.sample(8)
     forecaster.nonnegative, forecaster.upper = False, None
     free = forecaster.sample(8)
-    assert free.min() < -1  # the bound is at work
+    assert free.min() < -1  # the bound matters
     assert draws.min() >= 0
     assert draws[..., 0].max() <= 900 * (1 + 1e-12)
     assert incoherence(draws) < 1e-14
@@ -116,7 +116,7 @@ def test_smooth_series_are_told_from_seasonal_ones() -> None:
     assert defaults.smooth(from_frame(drifting, KEYS))
     forecaster = fitted(drifting)
     assert forecaster.learns_changes is True
-    assert forecaster.fit(frame()).learns_changes is False  # chosen anew
+    assert forecaster.fit(frame()).learns_changes is False  # chosen again
 
 
 def test_bases_without_projection_are_left_as_they_are() -> None:
@@ -207,7 +207,7 @@ def test_settings_follow_size_and_frequency() -> None:
     assert settings["lags_seq"] == [1, 12]
     assert settings["context_length"] == 24  # two seasons
     short = defaults.defaults(from_frame(frame(16), KEYS), 2, changes=False)
-    assert short["lags_seq"] == [1]  # a season back would be out of sight
+    assert short["lags_seq"] == [1]  # the history is too short for a seasonal lag
     assert defaults.default_horizon(data) == 10
 
 
@@ -219,7 +219,7 @@ def test_interruption_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         fitted()
-    assert signal.getsignal(signal.SIGINT) is before  # Lightning would leave it ignored
+    assert signal.getsignal(signal.SIGINT) is before  # Lightning leaves it ignored
 
 
 def test_draws_are_as_wide_as_past_errors_and_stay_feasible(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_draws_are_as_wide_as_past_errors_and_stay_feasible(tmp_path: Path) -> N
     assert incoherence(draws) < 1e-12
     assert draws.min() >= 0
     plain = fitted(nonnegative=True, changes=False).sample()
-    inside = plain.min((0, 1)) > 0  # where no bound was touched, only the width differs
+    inside = plain.min((0, 1)) > 0  # where no bound is active, only the spread differs
     ratio = draws.std(0)[:, inside] / plain.std(0)[:, inside]
     assert np.median(ratio) == pytest.approx(forecaster.spread_factor, rel=0.2)
     forecaster.save(tmp_path)

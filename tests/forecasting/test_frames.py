@@ -69,10 +69,10 @@ def test_gaps_are_masked_zero_or_refused():
     assert np.flatnonzero(np.isnan(data.values[:, at["Total"]])).tolist() == [0, 1, 2, 5, 7]
     zero = from_frame(pl.from_pandas(short), KEYS, on_gap="zero")
     assert zero.values[5, at["Total/N/y"]] == 0
-    assert np.isnan(zero.values[7, at["Total/N/x"]])  # a row that says NaN
+    assert np.isnan(zero.values[7, at["Total/N/x"]])  # a row with NaN
     with pytest.raises(ParameterError, match=r"'Total/Q/z' has no value at 2020-01"):
         from_frame(short, KEYS, on_gap="refuse")
-    everywhere = short[short["ds"] != "2020-03-01"]  # a stamp that no series has
+    everywhere = short[short["ds"] != "2020-03-01"]  # a stamp without rows
     assert len(from_frame(everywhere, KEYS).index) == 10
 
 

@@ -1,4 +1,4 @@
-"""DeepVAR's network, loss and rollout against plain re-computations."""
+"""DeepVAR's network, loss and rollout against plain recomputations."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_not_observed_does_not_leak():
 
 def test_series_without_a_scale_in_the_context():
     y = history()
-    y[6, :30] = 0  # nothing until half time
+    y[6, :30] = 0  # zero in the first half
     y[5] = 0
     windows = Windows([entry(y)], LAYOUT)
     module = untrained(windows=windows)
@@ -117,7 +117,7 @@ def test_low_rank_covariance_in_data_units():
 
 
 def test_penalty_is_homogeneous():
-    """Score and penalty grow alike with the unit of measurement, so that the loss does not depend on it."""
+    """Score and penalty scale alike with the unit, so that the loss does not depend on it."""
     losses = []
     for unit in (1.0, 1024.0):
         windows = Windows([entry(unit * history())], LAYOUT)
@@ -131,7 +131,7 @@ def test_penalty_is_homogeneous():
 
 
 def test_batches_of_the_model_keep_their_mask():
-    """The module hands ConstrainedModel the mask that NaN implies."""
+    """The module passes the mask of missing values to ConstrainedModel."""
     y = history()
     y[0, 30] = np.nan
     windows = Windows([entry(y)], LAYOUT)
@@ -144,7 +144,7 @@ def test_batches_of_the_model_keep_their_mask():
 
 @pytest.mark.parametrize("scaling", ["mean", "centre", "none"])
 def test_rollout_is_the_plain_loop(scaling):
-    """Each step by running the whole window again with the draws so far, and one dense projection."""
+    """Oracle: every step runs the whole window with the draws so far, and a dense projection."""
     y = history(40)
     network = DeepVAR(LAYOUT, 7, hidden_size=5, scaling=scaling).double()
     module = untrained("probhard-or", network, Windows([entry(y)], LAYOUT))

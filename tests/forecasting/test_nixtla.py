@@ -98,7 +98,7 @@ def test_nonnegative_in_every_sample_where_mint_is_not() -> None:
     assert gap(np.stack([column(result, f"{ours}-sample-{i}") for i in range(40)])) < 1e-14
     sizes = S.sum(1)
     cost = [((column(result, name) - COUNTS) ** 2 / sizes).sum() for name in (ours, theirs)]
-    assert cost[0] < cost[1]  # theirs clips the base forecasts first
+    assert cost[0] < cost[1]  # MinTrace clips the base forecasts first
     cvxpy = pytest.importorskip("cvxpy")
     bottom = cvxpy.Variable((DATA.hierarchy.bottoms, HORIZON), nonneg=True)
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares((S @ bottom - COUNTS.T) / np.sqrt(sizes)[:, None])))
@@ -160,7 +160,7 @@ def test_refusals() -> None:
         ProjectionReconciler("mint_shrink")
     with pytest.raises(ph.ParameterError, match="no reconciled law"):
         ProjectionReconciler().sample(3)
-    with pytest.raises(ph.InfeasibleError):  # a total above what the caps allow is never returned as feasible
+    with pytest.raises(ph.InfeasibleError):  # the caps do not allow the fixed total
         ProjectionReconciler("orthogonal", upper=1.0, fixed={0: 2.0})(S, MEAN.T)
 
 

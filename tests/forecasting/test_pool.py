@@ -1,4 +1,4 @@
-"""Pools of forecasts: the quadratic score, its best weights, and draws that obey."""
+"""Pools of forecasts: the quadratic score, its best weights, and feasible draws."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def test_the_quadratic_form_is_the_score_of_the_pool():
         each = np.repeat(w / 100, 100)
         first = np.einsum("s,sij->ij", each, abs(both - TARGET))
         second = np.einsum("s,t,stij->ij", each, each, abs(both[:, None] - both[None]))
-        # pairs of a draw with itself do not count: the law's own score, not that of the draws
+        # without pairs of a draw with itself: the score of the law, not of its draws
         own = sum(w[k] ** 2 * apart[k, k] / 100 for k in range(2)) * abs(TARGET).sum()
         expected = (first.sum() - second.sum() / 2 - own / 2) / abs(TARGET).sum()
         assert w @ near - w @ apart @ w / 2 == pytest.approx(expected, rel=1e-10)

@@ -1,4 +1,4 @@
-"""The report page: charts against the numbers, names that try to be code, and a real browser at two widths."""
+"""The report page: charts against the numbers, hostile names, and a real browser at two widths."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_chart_shows_the_numbers(report: Report) -> None:
     assert chart["observed"].count("M") == 2
     slope, start = np.polyfit(total[known], observed[:, 1], 1)
     np.testing.assert_allclose(start + slope * total[known], observed[:, 1], atol=0.06)
-    assert slope < 0  # up is more
+    assert slope < 0  # larger values are higher
     tested, forecast = chart["fans"]
     for fan, draws, before in ((tested, report.tested.draws, total[-6]), (forecast, report.draws, total[-1])):
         mean = np.append(before, draws[..., 0].mean(0))
@@ -215,7 +215,7 @@ def test_in_a_browser(browser: Any, report: Report, tmp_path: Path, width: int) 
     box = page.locator("#view svg").bounding_box()
     assert box["width"] > 250
     assert page.evaluate("window.hacked") is None
-    # the policy holds even if a script were let in
+    # the policy blocks a script that got into the page
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 3'}))")
     assert page.evaluate("window.hacked") is None
     assert any("Content Security Policy" in text for text in noise)

@@ -1,4 +1,4 @@
-"""The factor on the width of draws: against a plain search, and what it leaves as it was."""
+"""The spread factor: against a grid search, and what it leaves unchanged."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_missing_values_mask_only_the_sums_that_need_them():
     values = table()
     values[2, 4] = np.nan  # c is in the total only
     values[:, :2] = np.nan
-    values[2, 0] = 77.0  # known although c is not
+    values[2, 0] = 77.0  # known, although c is missing
     filled = HierarchicalData.from_matrix(values, FIVE_NODES, MONTHS).values
     assert filled[2, 0] == 77.0
     np.testing.assert_allclose(filled[2, 1], filled[2, 2] + filled[2, 3])

@@ -66,7 +66,7 @@ class Reconciled:
         """
         if self.draws is None:
             raise ParameterError(
-                "Quantiles were requested of forecasts that are means only.",
+                "Quantiles were requested of forecasts that are means alone.",
                 "Means carry no uncertainty.",
                 "Add intervals, quantiles or draws to the forecasts, or leave out the levels.",
             )

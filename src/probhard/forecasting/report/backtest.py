@@ -109,7 +109,7 @@ def rivals(
 
 def backtest(
     model: str,
-    draws: np.ndarray,  # (S, H, n), made from train
+    draws: np.ndarray,  # (S, H, n)
     train: HierarchicalData,
     test: HierarchicalData,
     probabilities: Sequence[float],

@@ -20,23 +20,23 @@ class Fan:
     """Mean and interval bands of draws over consecutive rows of a chart.
 
     Args:
-        kind: ``"backtest"`` or ``"forecast"``, the CSS class.
+        css_class: ``"backtest"`` or ``"forecast"``.
         rows: Numbers of the k rows, (k,).
         mean: Mean, (k,).
         ends: Ends of the bands in ascending order, (2 levels, k).
     """
 
-    kind: str
+    css_class: str
     rows: np.ndarray
     mean: np.ndarray
     ends: np.ndarray
 
     @classmethod
-    def of(cls, kind: str, start: int, before: np.ndarray, draws: np.ndarray, levels: Sequence[float]) -> Fan:
+    def of(cls, css_class: str, start: int, before: np.ndarray, draws: np.ndarray, levels: Sequence[float]) -> Fan:
         """Summarize draws.
 
         Args:
-            kind: ``"backtest"`` or ``"forecast"``.
+            css_class: ``"backtest"`` or ``"forecast"``.
             start: Number of the first row.
             before: Observed values before it; the fan opens at the last one if it is known.
             draws: Draws of one node, (S, H).
@@ -47,7 +47,7 @@ class Fan:
         if len(before) and np.isfinite(before[-1]):
             mean, ends = np.append(before[-1], mean), np.concatenate([np.full((len(ends), 1), before[-1]), ends], 1)
             rows = np.append(start - 1, rows)
-        return cls(kind, rows, mean, ends)
+        return cls(css_class, rows, mean, ends)
 
     @property
     def bands(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -75,9 +75,9 @@ class Frame:
         return x, HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def paths(self, fan: Fan) -> dict[str, Any]:
-        """Return the SVG paths of a fan: its kind, bands and mean."""
+        """Return the SVG paths of a fan: its CSS class, bands and mean."""
         return {
-            "kind": fan.kind,
+            "css_class": fan.css_class,
             "bands": [area(*self.place(fan.rows, lower), self.place(fan.rows, upper)[1]) for lower, upper in fan.bands],
             "mean": line(*self.place(fan.rows, fan.mean)),
         }
