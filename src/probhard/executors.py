@@ -116,6 +116,7 @@ class JoblibExecutor(Executor):
         self._lock, self._ending = Lock(), False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``function(*args, **kwargs)`` in the next free process; return its future."""
         return self._threads.submit(self._run, function, args, kwargs)
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,6 +174,7 @@ class RayExecutor(Executor):
         self._running: dict[Future[Any], Any] = {}
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``function(*args, **kwargs)`` on the cluster; return its future."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self._running[future] = self._call.remote(function, *args, **kwargs)
@@ -190,6 +192,7 @@ class RayExecutor(Executor):
             future.set_exception(cause if isinstance(cause, BaseException) else error)
 
     def send(self, value: Any) -> Any:
+        """Put ``value`` into Ray's object store; return the reference."""
         return self._ray.put(value)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -224,9 +227,11 @@ class DaskExecutor(Executor):
         self._futures = self._client.get_executor(pure=False)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``function(*args, **kwargs)`` on the cluster; return its future."""
         return self._futures.submit(_call, function, *args, **kwargs)
 
     def send(self, value: Any) -> Any:
+        """Send ``value`` as the result of a task; return its future."""
         # unlike scattered data, a task's result is recomputed when the workers that held it are lost
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph")  # it is sent only once

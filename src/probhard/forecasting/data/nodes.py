@@ -45,7 +45,13 @@ def check_columns(
     why: str = "Series, stamps and values are read from columns.",
     fix: str = "Name it with id_col, time_col, target_col or keys",
 ) -> None:
-    """Check that a frame has the ``needed`` columns; ``why`` and ``fix`` are parts of the error text.
+    """Check that a frame has some columns.
+
+    Args:
+        table: A narwhals frame.
+        needed: Names of the columns.
+        why: Second part of the error text.
+        fix: Third part of the error text.
 
     Raises:
         ParameterError: If one is missing.

@@ -1,7 +1,7 @@
 """Classical forecasts: statsforecast fits every series, hierarchicalforecast makes them coherent.
 
-With base means ``f`` and standard deviations ``s`` (n series), and the reconciled bottom means ``P f`` of MinT (shrunk
-covariance of the in-sample errors), a row of the benchmark tables is one of
+The base forecasts have means ``f`` and standard deviations ``s`` of n series. MinT, with the shrunk covariance of the
+in-sample errors, reconciles the bottom means to ``P f``. A row of the benchmark tables is one of
 
     naivebu:      S f_bottom                                  a point forecast
     mint:         S P f                                       a point forecast

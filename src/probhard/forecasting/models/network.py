@@ -109,7 +109,14 @@ class DeepVAR(nn.Module):
         self,
         target: Tensor,  # (B, lags + context + horizon, n), NaN where unknown
     ) -> tuple[Tensor, Units]:  # the same in its units, 0 where unknown
-        """Normalize targets by their location and scale in the context."""
+        """Normalize targets by their location and scale in the context.
+
+        Args:
+            target: Targets in data units, (B, lags + context + horizon, n); NaN where unknown.
+
+        Returns:
+            Normalized targets of the same shape, 0 where unknown, and their units.
+        """
         observed = ~torch.isnan(target)
         values = torch.where(observed, target, 0.0)
         zero = torch.zeros_like(values[:, :1])
@@ -128,7 +135,16 @@ class DeepVAR(nn.Module):
         features: Tensor,  # (B, steps, F)
         units: Units,
     ) -> Tensor:  # (B, steps, inputs)
-        """Collect the inputs of each step: lagged values, features, scales; never the value of the step itself."""
+        """Collect the inputs of each step, which never hold the value of the step itself.
+
+        Args:
+            values: Normalized values, (B, lags + steps, n).
+            features: Features, (B, steps, F).
+            units: Their scales are inputs too.
+
+        Returns:
+            Inputs, (B, steps, inputs).
+        """
         steps, first = features.shape[1], self.layout.longest_lag
         lagged = [values[:, first - lag : first - lag + steps] for lag in self.layout.lags_seq]
         size = units.scale.log()
@@ -136,7 +152,15 @@ class DeepVAR(nn.Module):
         return torch.cat([*lagged, features, size], -1)
 
     def recur(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Run the layers over inputs (B, steps, inputs) from a state; return (B, steps, hidden) and the last state."""
+        """Run the layers over the steps.
+
+        Args:
+            inputs: Inputs, (B, steps, inputs).
+            state: State before the first step; None starts from zeros.
+
+        Returns:
+            Hidden states, (B, steps, hidden), and the state after the last step.
+        """
         hidden, after = inputs, []
         for k, layer in enumerate(self.layers):
             out, last = layer(self.dropout(hidden) if k else hidden, None if state is None else state[k])
@@ -145,7 +169,12 @@ class DeepVAR(nn.Module):
         return hidden, after
 
     def law(self, hidden: Tensor, units: Units) -> LocationScale:
-        """Map hidden states (..., hidden) to laws in data units."""
+        """Map hidden states to laws in data units.
+
+        Args:
+            hidden: Hidden states, (*batch, hidden).
+            units: Location and scale, broadcast to (*batch, n).
+        """
         loc, raw, *factor = self.head(hidden).split([self.variables, self.variables, *self._factor_sizes()], -1)
         shift = math.log(math.expm1(FIRST_SPREAD))
         spread = functional.softplus(raw + shift) + SMALLEST_SPREAD

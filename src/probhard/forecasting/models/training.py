@@ -140,18 +140,23 @@ class ProgressBar(Callback):
         self.label = label
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the bar."""
         steps = trainer.max_epochs * trainer.num_training_batches
         self.bar = tqdm(total=steps, desc=self.label, unit="step", disable=None)
 
     def on_train_batch_end(self, *args: Any) -> None:
+        """Advance the bar by one step."""
         self.bar.update()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Show the loss of the epoch."""
         self.bar.set_postfix(loss=f"{float(trainer.callback_metrics['train_loss']):.4g}")
 
     def on_train_end(self, *args: Any) -> None:
+        """Close the bar."""
         self.bar.close()
 
     def on_exception(self, *args: Any) -> None:
+        """Close the bar if it is open."""
         if hasattr(self, "bar"):  # otherwise training had not begun
             self.bar.close()

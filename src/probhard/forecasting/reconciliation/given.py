@@ -141,7 +141,15 @@ class Forecasts:
         return None if self.draws is None or len(self.draws) < 2 else self.draws.std(0, ddof=1)
 
     def drawn(self, samples: int, generator: torch.Generator) -> np.ndarray:
-        """Return the draws, or ``samples`` new ones if there are none, (S, H, n)."""
+        """Return the draws, or new ones if there are none.
+
+        Args:
+            samples: Number of new draws S.
+            generator: Source of their noise.
+
+        Returns:
+            Draws, (S, H, n).
+        """
         if self.draws is not None:
             return self.draws
         noise = torch.randn(samples, *self.shape, dtype=torch.float64, generator=generator).numpy()

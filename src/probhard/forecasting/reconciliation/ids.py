@@ -1,7 +1,7 @@
 """Hierarchies from the ids of nodes, such as "Total", "A" and "A/x".
 
-An id joins keys by "/". As a tuple of keys, with "" for keys that are summed over, an aggregate is the sum of the
-bottom nodes that have the same other keys.
+An id joins keys by "/". A node is a tuple of keys, with "" for keys that are summed over. An aggregate is the sum of
+the bottom nodes that agree with it in the other keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Projection of a tree in pieces: messages from the subtrees to the top, and back.
 
-For sums over a tree, with ``W = diag(w)`` and independent series of variances s. Cut the tree at some nodes r. With the
-subtree's projector P_r, the upward message of a subtree about its root (a Schur complement) is
+The constraint is sums over a tree, the weight is ``W = diag(w)``, and the series are independent with variances s. The
+tree is cut at some nodes r. The upward message of a subtree with projector P_r about its root (a Schur complement) is
 
     m = (P_r z)_r,      v = (P_r W P_r^T)_rr,      y = (P_r S P_r^T)_rr.
 

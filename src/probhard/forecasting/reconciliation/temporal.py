@@ -1,6 +1,6 @@
 """Cross-temporal hierarchies: forecasts add up over places and over time, for the whole horizon.
 
-With ``S`` of n places, m of them bottom places, and H steps summed over blocks of each period p (H / p blocks),
+``S`` sums over n places, m of them bottom places. H steps are summed over the H / p blocks of each period p:
 
     S_time = [blocks of the longest period; ...; I_H],      S_all = S_time (Kronecker) S,      u = S_all b,
 
@@ -86,6 +86,11 @@ class CrossTemporal(Hierarchy):
 
     def variable(self, node: int | str, period: int = 1, block: int = 0) -> int:
         """Return the number of the variable of a place in a block of a period.
+
+        Args:
+            node: Number or name of the place.
+            period: Block length in steps.
+            block: Number of the block, from 0; negative numbers count from the end.
 
         Raises:
             ParameterError: If there is no such place, period or block.

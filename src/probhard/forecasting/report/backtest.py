@@ -53,7 +53,11 @@ class Backtest:
 
 
 def held_out(data: HierarchicalData, horizon: int) -> tuple[HierarchicalData, HierarchicalData]:
-    """Split off the last ``horizon`` rows, and check that both parts suffice for a backtest.
+    """Split off the last rows, and check that both parts suffice for a backtest.
+
+    Args:
+        data: The history.
+        horizon: Number of held-out rows.
 
     Returns:
         The training rows and the held-out rows.
