@@ -1,4 +1,4 @@
-"""Executors whose processes may be killed, and grids of work on them."""
+"""Executors with killed processes, and grids of work on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def calls(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """A unit that notes its runs, waits for the death of another, dies in its first run, or fails."""
+    """A unit that records its runs, and waits for another's death, dies in its first run, or fails."""
 
     name: str
     notes: Path
@@ -57,7 +57,7 @@ class Work:
 
 
 def tasks(notes: Path) -> tuple[Callable, Callable]:
-    """Functions that travel by value: one that may fail, and one that kills its process in the first call with 2."""
+    """Functions pickled by value: one that may fail, and one that kills its process in the first call with 2."""
 
     def square(x: float) -> float:
         if x < 0:
@@ -66,7 +66,7 @@ def tasks(notes: Path) -> tuple[Callable, Callable]:
 
     def fatal(x: int) -> int:
         while x == 1 and not (notes / "2").exists():
-            time.sleep(0.01)  # at work when the other is killed
+            time.sleep(0.01)  # running when the other is killed
         first = not (notes / str(x)).exists()
         with open(notes / str(x), "a") as file:
             file.write("x")
@@ -78,12 +78,12 @@ def tasks(notes: Path) -> tuple[Callable, Callable]:
 
 
 def check_tasks(pool: Executor, notes: Path) -> None:
-    """Results as they come, and every task done although one process was killed."""
+    """All tasks are done, although one process was killed."""
     square, fatal = tasks(notes)
     assert sorted(pool.unordered(square, range(5))) == [(x, x * x) for x in range(5)]
     assert list(pool.map(square, [3, 1, 2])) == [9, 1, 4]
     assert sorted(pool.unordered(fatal, [1, 2, 3])) == [(1, -1), (2, -2), (3, -3)]
-    assert [calls(notes / str(x)) for x in (1, 2, 3)] == [1, 2, 1]  # nothing else was done twice
+    assert [calls(notes / str(x)) for x in (1, 2, 3)] == [1, 2, 1]  # nothing else ran twice
     assert pool.submit(sum, pool.send([1, 2]), 4).result() == 7
     with pytest.raises(ValueError, match=r"^got -1$") as caught:
         list(pool.unordered(square, [1, -1]))
@@ -91,7 +91,7 @@ def check_tasks(pool: Executor, notes: Path) -> None:
 
 
 def check_grid(notes: Path, **options) -> None:
-    """Every line exactly once although a worker was killed, units claimed elsewhere left alone, errors raised here."""
+    """Every line is there once although a worker was killed, claimed units are left alone, errors are raised here."""
     notes.mkdir()
     records = Records(notes / "lines.jsonl", ("name", "seed"))
     kinds = {"a": "waits", "b": "dies", "c": "plain", "d": "plain"}
@@ -115,9 +115,9 @@ def check_grid(notes: Path, **options) -> None:
 def test_joblib_survives_a_killed_process(tmp_path):
     with executor("joblib", 2) as pool:
         check_tasks(pool, tmp_path)
-        given = iter(range(10))
-        assert next(pool.unordered(abs, given))[0] in (0, 1)
-        assert next(given) == 2  # taken only when a worker is free
+        items = iter(range(10))
+        assert next(pool.unordered(abs, items))[0] in (0, 1)
+        assert next(items) == 2  # taken only when a worker is free
 
 
 def test_joblib_gives_up_on_what_always_kills(tmp_path):
@@ -135,7 +135,7 @@ def test_leaving_by_an_error_ends_the_processes(tmp_path):
     sleeping = pool.submit(exec, f"import pathlib, time; pathlib.Path({str(path)!r}).touch(); time.sleep(600)")
     later = pool.submit(abs, 1)
     wait_for(path)
-    (process,) = [process for made in pool._made for process in made._processes.values()]
+    (process,) = [process for single in pool._all_pools for process in single._processes.values()]
     with pytest.raises(KeyError), pool:
         raise KeyError
     assert later.cancelled()

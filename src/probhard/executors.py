@@ -1,11 +1,11 @@
-"""Independent tasks on the processes of this machine (joblib's loky), on Ray or on Dask, behind one interface.
+"""One interface for independent tasks on local processes (joblib's loky), Ray or Dask.
 
-An executor is one of ``concurrent.futures``, with results as they come and tasks that survive their process:
+An executor is one of ``concurrent.futures`` that also yields results as they are done and restarts killed tasks:
 
     with executor("ray", workers=8, address="auto") as pool:
         for item, result in pool.unordered(function, items): ...
 
-A task whose process is killed is started again. It must therefore be able to run twice: its effect is what it returns.
+A task whose process is killed runs again. Tasks must therefore have no effect but their result.
 """
 
 from __future__ import annotations
@@ -36,20 +36,23 @@ Result = TypeVar("Result")
 
 
 def executor(kind: str = "joblib", workers: int = 1, address: str | None = None, retries: int = RETRIES) -> Executor:
-    """Open an executor; leave it as a context manager.
+    """Open an executor, to be used as a context manager.
 
     Args:
         kind: One of ``EXECUTORS``.
-        workers: Tasks at a time, of one thread each.
-        address: Of a running Ray or Dask cluster; None starts one on this machine.
-        retries: How often a task is started again after its process was killed; a cluster at an address may have
-            a limit of its own.
+        workers: Number of parallel tasks, of one thread each.
+        address: Address of a running Ray or Dask cluster; None starts one on this machine.
+        retries: How often a task runs again after its process was killed; an existing cluster may have its own limit.
+
+    Raises:
+        ParameterError: If the kind is unknown or an argument is out of range.
+        MissingExtraError: If Ray or Dask is not installed.
     """
     check_choice("executor", kind, EXECUTORS)
     if workers < 1 or retries < 0 or (address is not None and kind == "joblib"):
         raise ParameterError(
             f"Got the executor {kind!r} with workers={workers}, retries={retries} and address={address!r}.",
-            "Somebody has to do the work, and the processes of joblib are on this machine.",
+            "At least one worker is needed, and joblib runs on this machine only.",
             "Pass workers >= 1 and retries >= 0, and an address for ray or dask only.",
         )
     if kind == "joblib":
@@ -58,48 +61,62 @@ def executor(kind: str = "joblib", workers: int = 1, address: str | None = None,
 
 
 class Executor(Futures):
-    """Runs functions elsewhere; ``submit`` and ``map`` are those of ``concurrent.futures``."""
+    """Runs functions on workers; ``submit`` and ``map`` are those of ``concurrent.futures``."""
 
     workers: int
 
     @abstractmethod
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start ``function(*args, **kwargs)`` when a worker is free."""
+        """Run ``function(*args, **kwargs)`` when a worker is free; return its future."""
 
     def send(self, value: Any) -> Any:
-        """A stand-in for ``value``, usable as the function or an argument of ``submit``, that travels only once."""
+        """Send ``value`` to the workers once; return a reference to pass to ``submit`` as function or argument."""
         return value
 
     def unordered(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        """Items with their results, as they come; an item is taken only when a worker is free for it."""
-        there, source = self.send(function), iter(items)
+        """Yield items with their results as they are done.
+
+        Args:
+            function: Called with each item.
+            items: Taken only when a worker is free.
+
+        Raises:
+            Exception: The first error that a task raised.
+        """
+        sent, source = self.send(function), iter(items)
         running: dict[Future[Result], Item] = {}
         while True:
             for item in islice(source, self.workers - len(running)):
-                running[self.submit(there, item)] = item
+                running[self.submit(sent, item)] = item
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+        self.shutdown(wait=error_type is None, cancel_futures=error_type is not None)
 
 
 class JoblibExecutor(Executor):
-    """Processes of this machine. Each is a pool of its own, so one that is killed takes no other's work with it."""
+    """Processes of this machine, each in its own pool, so that a killed process loses no other's work.
+
+    Args:
+        workers: Number of processes.
+        retries: How often a task runs again after its process was killed.
+    """
 
     def __init__(self, workers: int, retries: int) -> None:
         self.workers, self.retries = workers, retries
         self._loky = importlib.import_module("joblib.externals.loky")
         self._threads = ThreadPoolExecutor(workers)
         self._pools: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._made: list[Any] = []
+        self._all_pools: list[Any] = []
         self._lock, self._ending = Lock(), False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``function(*args, **kwargs)`` in the next free process; return its future."""
         return self._threads.submit(self._run, function, args, kwargs)
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,27 +140,33 @@ class JoblibExecutor(Executor):
             if self._ending:
                 raise CancelledError
             pool = self._loky.ProcessPoolExecutor(1, env=THREADS | memory.environment())
-            self._made.append(pool)
+            self._all_pools.append(pool)
             return pool
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes, after what is under way or at once."""
+        """End the processes, after running tasks if ``wait``, otherwise at once."""
         with self._lock:
             self._ending = not wait
         self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
-        for pool in self._made:
+        for pool in self._all_pools:
             pool.shutdown(wait=wait, kill_workers=not wait)
 
 
 class RayExecutor(Executor):
-    """Tasks on a Ray cluster, each on one CPU; Ray starts those of a killed worker or a lost machine again."""
+    """Tasks on a Ray cluster, one CPU each; Ray restarts those of a killed worker or a lost machine.
+
+    Args:
+        workers: Number of parallel tasks.
+        address: Address of a running cluster; None starts one on this machine.
+        retries: How often a task runs again after its process was killed.
+    """
 
     def __init__(self, workers: int, address: str | None, retries: int) -> None:
         self.workers, self._ray = workers, _require("ray")
-        self._mine = not self._ray.is_initialized()
-        if self._mine:
-            found = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}  # modules of this program
-            local = {"num_cpus": workers, "include_dashboard": False, "runtime_env": found}
+        self._owns_ray = not self._ray.is_initialized()
+        if self._owns_ray:
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}  # modules of this program
+            local = {"num_cpus": workers, "include_dashboard": False, "runtime_env": environment}
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options = local if address is None else {}
             self._ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **options)
@@ -151,6 +174,7 @@ class RayExecutor(Executor):
         self._running: dict[Future[Any], Any] = {}
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``function(*args, **kwargs)`` on the cluster; return its future."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self._running[future] = self._call.remote(function, *args, **kwargs)
@@ -158,7 +182,7 @@ class RayExecutor(Executor):
         return future
 
     def _pass(self, done: Future[Any], future: Future[Any]) -> None:
-        """Hand on a result, or the error that a task raised without Ray's wrapping."""
+        """Pass on a result, or the error of a task without Ray's wrapping."""
         del self._running[future]
         error = done.exception()
         if error is None:
@@ -168,19 +192,26 @@ class RayExecutor(Executor):
             future.set_exception(cause if isinstance(cause, BaseException) else error)
 
     def send(self, value: Any) -> Any:
+        """Put ``value`` into Ray's object store; return the reference."""
         return self._ray.put(value)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, or end it if it was started here."""
+        """Leave the cluster, or end it if it was started here; without ``wait``, running tasks are cancelled."""
         if not wait:
             for reference in list(self._running.values()):
                 self._ray.cancel(reference, force=True)
-        if self._mine:
+        if self._owns_ray:
             self._ray.shutdown()
 
 
 class DaskExecutor(Executor):
-    """Tasks on a Dask cluster; its scheduler gives those of a killed worker to another."""
+    """Tasks on a Dask cluster; its scheduler moves those of a killed worker to another one.
+
+    Args:
+        workers: Number of parallel tasks.
+        address: Address of a running scheduler; None starts a cluster on this machine.
+        retries: How often a task runs again after its process was killed; only for a cluster started here.
+    """
 
     def __init__(self, workers: int, address: str | None, retries: int) -> None:
         self.workers, distributed = workers, _require("distributed", "dask")
@@ -196,12 +227,14 @@ class DaskExecutor(Executor):
         self._futures = self._client.get_executor(pure=False)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``function(*args, **kwargs)`` on the cluster; return its future."""
         return self._futures.submit(_call, function, *args, **kwargs)
 
     def send(self, value: Any) -> Any:
-        # a task's result, unlike scattered data, is made again when the workers that held it are lost
+        """Send ``value`` as the result of a task; return its future."""
+        # unlike scattered data, a task's result is recomputed when the workers that held it are lost
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sending large graph")  # it travels only once
+            warnings.filterwarnings("ignore", "Sending large graph")  # it is sent only once
             return self._client.submit(_same, value, pure=False)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -213,14 +246,15 @@ class DaskExecutor(Executor):
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function that may have been sent before."""
+    """Call a function, which may be a reference from ``send`` that the worker has resolved."""
     return function(*args, **kwargs)
 
 
 def _same(value: Any) -> Any:
+    """Return the value, as the task behind ``DaskExecutor.send``."""
     return value
 
 
 def _require(module: str, extra: str | None = None) -> Any:
-    """An optional package, or an error that names the extra that brings it."""
+    """Import an optional package; the error names its extra."""
     return optional(module, extra or module, f"The executor {extra or module!r}")

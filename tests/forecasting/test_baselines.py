@@ -1,4 +1,4 @@
-"""Baselines and classical rows: by hand, against statsforecast and MinT, and against published figures."""
+"""Naive and classical forecasts: by hand, against statsforecast and MinT, and against published figures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hierarchicalforecast.methods import MinTrace
 from scipy.stats import spearmanr
 from statsforecast.models import AutoETS
 
+from forecasting.helpers import FIVE_NODES
 from probhard import Hierarchy, ParameterError
 from probhard.forecasting import (
     BaseForecast,
@@ -26,12 +27,10 @@ from probhard.forecasting import (
 )
 from probhard.forecasting.models.classical import ROWS, reordered
 
-S = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=float)
 
-
-def data(bottom: np.ndarray, season: int = 4) -> HierarchicalData:
+def quarterly(bottom: np.ndarray, season: int = 4) -> HierarchicalData:
     index = pd.period_range("2000Q1", periods=len(bottom), freq="Q")
-    return HierarchicalData.from_matrix(bottom, S, index, season=season)
+    return HierarchicalData.from_matrix(bottom, FIVE_NODES, index, season=season)
 
 
 @pytest.fixture
@@ -40,44 +39,44 @@ def history() -> np.ndarray:
     return 50 + 10 * np.sin(np.arange(30)[:, None] * np.pi / 2 + np.arange(3)) + random.normal(size=(30, 3))
 
 
-# ---------------------------------------------------------------------------------------------- without a model
+# --- without a model ---
 
 
 def test_last_value_and_seasonal_naive_by_hand(history):
-    found = data(history)
-    np.testing.assert_allclose(last_value(found, 6)[0], np.tile(S @ history[-1], (6, 1)))
-    for k, row in enumerate(seasonal_naive(found, 6)[0]):
-        np.testing.assert_allclose(row, S @ history[26 + k % 4])
-    np.testing.assert_array_equal(seasonal_naive(data(history, season=1), 6), last_value(found, 6))
+    data = quarterly(history)
+    np.testing.assert_allclose(last_value(data, 6)[0], np.tile(FIVE_NODES @ history[-1], (6, 1)))
+    for k, row in enumerate(seasonal_naive(data, 6)[0]):
+        np.testing.assert_allclose(row, FIVE_NODES @ history[26 + k % 4])
+    np.testing.assert_array_equal(seasonal_naive(quarterly(history, season=1), 6), last_value(data, 6))
 
 
 def test_missing_values_are_carried_forward(history):
     history[-1, 0] = history[-3:, 1] = np.nan
-    history[[1, 5, 9, 13, 17, 21, 25, 29], 2] = np.nan  # a season never seen
-    found = data(history)
-    np.testing.assert_allclose(last_value(found, 1)[0, 0, 2:], [history[-2, 0], history[-4, 1], history[-2, 2]])
-    naive = seasonal_naive(found, 4)[0]
+    history[[1, 5, 9, 13, 17, 21, 25, 29], 2] = np.nan  # a season without values
+    data = quarterly(history)
+    np.testing.assert_allclose(last_value(data, 1)[0, 0, 2:], [history[-2, 0], history[-4, 1], history[-2, 2]])
+    naive = seasonal_naive(data, 4)[0]
     np.testing.assert_allclose(naive[3, 2:], [history[25, 0], history[25, 1], history[-2, 2]])
     np.testing.assert_allclose(naive[0, 2:], [history[26, 0], history[26, 1], history[26, 2]])
-    assert incoherence(naive, found.hierarchy).relative < 1e-15
+    assert incoherence(naive, data.hierarchy).relative < 1e-15
 
 
 def test_bootstrap_adds_past_changes_of_all_series_at_once(history):
-    found = data(history)
-    draws = seasonal_bootstrap(found, 6, samples=500, seed=3)
+    data = quarterly(history)
+    draws = seasonal_bootstrap(data, 6, samples=500, seed=3)
     assert draws.shape == (500, 6, 5)
-    changes = (draws - seasonal_naive(found, 6))[..., 2:].reshape(-1, 3)
+    changes = (draws - seasonal_naive(data, 6))[..., 2:].reshape(-1, 3)
     past = history[4:] - history[:-4]
     distance = np.abs(changes[:, None] - past).max(-1)
     assert distance.min(1).max() < 1e-12
     assert set(distance.argmin(1)) == set(range(26))
-    assert abs(spearmanr(changes[0::6, 0], changes[1::6, 0])[0]) < 0.2  # steps are drawn on their own
-    np.testing.assert_array_equal(draws, seasonal_bootstrap(found, 6, samples=500, seed=3))
-    assert (draws != seasonal_bootstrap(found, 6, samples=500, seed=4)).any()
-    assert incoherence(draws, found.hierarchy).relative < 1e-14
+    assert abs(spearmanr(changes[0::6, 0], changes[1::6, 0])[0]) < 0.2  # steps are drawn independently
+    np.testing.assert_array_equal(draws, seasonal_bootstrap(data, 6, samples=500, seed=3))
+    assert (draws != seasonal_bootstrap(data, 6, samples=500, seed=4)).any()
+    assert incoherence(draws, data.hierarchy).relative < 1e-14
     history[0::2, 0] = history[1::2, 1] = np.nan
     with pytest.raises(ParameterError, match="no two complete rows 4 apart"):
-        seasonal_bootstrap(data(history), 6)
+        seasonal_bootstrap(quarterly(history), 6)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_published_figures(name, last, naive, bootstrap):
     assert abs(np.mean(scores) - bootstrap) < 0.035 * bootstrap  # one run's Monte Carlo error on Traffic: 2 %
 
 
-# ---------------------------------------------------------------------------------------------- classical rows
+# --- classical forecasts ---
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,7 @@ def base() -> BaseForecast:
     random = np.random.default_rng(0)
     bottom = 50 + 10 * np.sin(np.arange(30)[:, None] * np.pi / 2 + np.arange(3)) + random.normal(size=(30, 3))
     bottom[:3, 2] = np.nan  # starts later
-    return base_forecast(data(bottom), 5)
+    return base_forecast(quarterly(bottom), 5)
 
 
 def test_base_forecasts_are_those_of_each_series_alone(base):
@@ -128,50 +127,52 @@ def test_every_row_is_coherent_with_the_right_means_and_spread(base):
     drawn = {row: reconcile(base, row, samples=4000, seed=1) for row in ROWS}
     for draws in drawn.values():
         assert incoherence(draws, base.data.hierarchy).relative < 1e-14
-    np.testing.assert_allclose(drawn["naivebu"][0], bottom @ S.T)
+    np.testing.assert_allclose(drawn["naivebu"][0], bottom @ FIVE_NODES.T)
     error = np.sqrt(1 / 4000) * base.stddev
     for row, point in (("bu-normal", "naivebu"), ("mint-normal", "mint"), ("permbu-mint", "mint")):
         assert (np.abs(drawn[row].mean(0) - drawn[point][0]) < 5 * error).all()
     for row in ("bu-normal", "permbu-mint"):
         np.testing.assert_allclose(drawn[row].std(0)[:, 2:], base.stddev[:, 2:], rtol=0.06)
-    np.testing.assert_allclose(drawn["bu-normal"].std(0)[:, :2] ** 2, base.stddev[:, 2:] ** 2 @ S[:2].T, rtol=0.1)
+    np.testing.assert_allclose(
+        drawn["bu-normal"].std(0)[:, :2] ** 2, base.stddev[:, 2:] ** 2 @ FIVE_NODES[:2].T, rtol=0.1
+    )
     np.testing.assert_array_equal(drawn["permbu-mint"], reconcile(base, "permbu-mint", samples=4000, seed=1))
 
 
 def test_minimum_trace_against_nixtlas_frames():
     random = np.random.default_rng(4)
-    known = data(random.normal(50, 5, (30, 3)))
+    known = quarterly(random.normal(50, 5, (30, 3)))
     mixed = random.normal(size=(5, 5))
     forecast = BaseForecast(
         known, random.normal(60, 5, (2, 5)), np.ones((2, 5)), known.values + random.normal(size=(30, 5)) @ mixed
     )
     inside = to_long({"y": known.values, "model": forecast.fitted}, known.names, known.index)
     outside = to_long(forecast.mean, known.names, known.future(2), target_col="model")
-    summation = pd.DataFrame(S, columns=known.names[2:])
+    summation = pd.DataFrame(FIVE_NODES, columns=known.names[2:])
     summation.insert(0, "unique_id", known.names)
     tags = {level: np.array([known.names[i] for i in at]) for level, at in known.levels.items()}
     theirs = HierarchicalReconciliation([MinTrace("mint_shrink")]).reconcile(outside, tags, summation, inside)
     expected = theirs["model/MinTrace_method-mint_shrink"].to_numpy().reshape(5, 2).T
     np.testing.assert_allclose(reconcile(forecast, "mint")[0], expected, rtol=1e-9)
-    assert np.abs(expected - forecast.mean[:, 2:] @ S.T).max() > 0.1
+    assert np.abs(expected - forecast.mean[:, 2:] @ FIVE_NODES.T).max() > 0.1
 
 
 def test_reordering_keeps_margins_and_restores_ranks():
     random = np.random.default_rng(0)
-    hierarchy = Hierarchy(S)
+    hierarchy = Hierarchy(FIVE_NODES)
     draws, half = random.normal(size=(400, 3, 3)), random.normal(size=(400, 2))
     errors = np.zeros((400, 5))
     errors[:, 2], errors[:, 3] = half[:, 0], np.exp(half[:, 0])  # a and b move together
     errors[:, 4], errors[:, 1] = half[:, 1], -half[:, 1]  # c against their sum
-    found = reordered(draws, errors, hierarchy, random)
-    np.testing.assert_array_equal(np.sort(found, 0), np.sort(draws, 0))
+    result = reordered(draws, errors, hierarchy, random)
+    np.testing.assert_array_equal(np.sort(result, 0), np.sort(draws, 0))
     for step in range(3):
-        a, b, c = found[:, step].T
+        a, b, c = result[:, step].T
         assert spearmanr(a, b)[0] > 1 - 1e-12
         assert spearmanr(a + b, c)[0] < -1 + 1e-12
     errors[::2] = np.nan  # fewer errors than draws: ranks repeat
-    found = reordered(draws, errors, hierarchy, random)
-    assert spearmanr(found[:, 0, 0], found[:, 0, 1])[0] > 0.99
+    result = reordered(draws, errors, hierarchy, random)
+    assert spearmanr(result[:, 0, 0], result[:, 0, 1])[0] > 0.99
     crossed = Hierarchy(np.vstack([[1, 1, 0], [0, 1, 1], np.eye(3)]))
     with pytest.raises(ParameterError, match="not a tree"):
         reordered(draws, errors, crossed, random)
@@ -182,15 +183,15 @@ def test_reordering_keeps_margins_and_restores_ranks():
 def test_histories_with_holes_are_refused_and_flat_ones_are_not(history):
     flat = history[:16].copy()
     flat[:, 0], flat[:, 1] = 0.0, 7.0
-    forecast = base_forecast(data(flat), 3)
+    forecast = base_forecast(quarterly(flat), 3)
     np.testing.assert_allclose(forecast.mean[:, 2:4], [[0.0, 7.0]] * 3, atol=1e-6)
     for row in ROWS:
         assert np.isfinite(reconcile(forecast, row, samples=50)).all()
     history[10, 1] = np.nan
     with pytest.raises(ParameterError, match=r"'0' has no value at 2002Q3"):
-        base_forecast(data(history), 3)
+        base_forecast(quarterly(history), 3)
     with pytest.raises(ParameterError, match="theta"):
-        base_forecast(data(flat), 3, "theta")
+        base_forecast(quarterly(flat), 3, "theta")
     with pytest.raises(ParameterError, match="erm"):
         reconcile(forecast, "erm")
 

@@ -1,4 +1,4 @@
-"""What a forecaster may pass by mistake: refused in three parts, or handled, never read as something else."""
+"""Careless input: rejected with an error in three parts or handled, never misread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import probhard as ph
-from forecasting.test_forecaster import TINY, fitted, frame
+from forecasting.helpers import KEYS, TINY, assert_three_parts, fitted, frame
 from probhard.cli import main
 from probhard.errors import ProbhardError
 from probhard.forecasting import (
@@ -27,7 +27,6 @@ from probhard.forecasting.models.windows import Windows
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import Reconciliation
 
-KEYS = ["state", "region"]
 S = np.vstack([np.ones((1, 2)), np.eye(2)])
 MEAN, SPREAD = np.array([[10.0] * 3, [4.0] * 3, [5.0] * 3]), np.ones((3, 3))  # (n, H)
 
@@ -77,7 +76,7 @@ REFUSED = {
     "too few values": (lambda: ProjectionReconciler(fixed={0: [5.0, 6.0]})(S, MEAN, SPREAD), "2 values for 3 steps"),
     "a large seed": (
         lambda: Reconciliation(ph.Hierarchy(S))(Forecasts(MEAN.T, SPREAD.T), seed=2**70),
-        "It starts a generator",
+        "It seeds a torch generator",
     ),
     "all constant": (
         lambda: classical.reconcile(classical.base_forecast(from_frame(frame().assign(y=5.0), KEYS), 3), "mint"),
@@ -91,8 +90,7 @@ def test_refused_in_three_parts(case):
     call, message = REFUSED[case]
     with pytest.raises(ProbhardError, match=message) as raised:
         call()
-    assert raised.value.why
-    assert raised.value.fix
+    assert_three_parts(raised.value)
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +151,14 @@ def test_damaged_forecasters(model, tmp_path: Path):
 
 
 def test_reconcilers_that_differ_have_columns_of_their_own():
-    made = [
+    reconcilers = [
         ProjectionReconciler(),
         ProjectionReconciler(seed=1),
         *(ProjectionReconciler(fixed={0: value}) for value in (8.0, 20.0)),
         *(ProjectionReconciler(upper={0: np.full(3, value)}) for value in (8.0, 20.0)),
         *(ProjectionReconciler(fixed=dict.fromkeys(range(4), value)) for value in (1.0, 2.0)),
     ]
-    assert len({str(method._init_params) for method in made}) == len(made)
+    assert len({str(method._init_params) for method in reconcilers}) == len(reconcilers)
 
 
 @pytest.mark.parametrize("name", ["weekly", "month ends"])
@@ -177,8 +175,8 @@ def test_the_command_goes_on_with_the_stamps_of_the_file(tmp_path: Path, monkeyp
     (folder / "draws.parquet").write_bytes(b"of an earlier run")
     asked = ["--keys", "state,region", "--horizon", "3", "--output", str(folder), "--config", str(config)]
     assert main(["forecast", str(tmp_path / "h.csv"), *asked]) == 0
-    found = pd.read_csv(folder / "forecasts.csv", parse_dates=["ds"])
-    assert found["ds"].tolist()[:3] == list(stamps[40:])
+    forecasts = pd.read_csv(folder / "forecasts.csv", parse_dates=["ds"])
+    assert forecasts["ds"].tolist()[:3] == list(stamps[40:])
     assert not (folder / "draws.parquet").exists()
 
 

@@ -1,4 +1,4 @@
-"""A count hierarchy: what hierarchicalforecast's non-negative reconciliation returns, and what ours does."""
+"""Count hierarchies: non-negative reconciliation here and in hierarchicalforecast."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STEPS, LEVEL, DRAWS = 12, 90, 400
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, np.ndarray]:
-    """Eight intermittent series in two groups and a total, forecast by the means of their past."""
+    """Eight intermittent series in two groups and a total, forecast by their past means."""
     rng = np.random.default_rng(0)
     summing = np.vstack([np.ones((1, 8)), np.kron(np.eye(2), np.ones((1, 4))), np.eye(8)])
     rate = rng.gamma(1.0, 0.5, 8)
     series = summing @ rng.poisson(rate[:, None], size=(8, 200 + STEPS))
     past, future = series[:, :200], series[:, 200:]
     mean = past.mean(1, keepdims=True)
-    fitted = np.repeat(mean, 200, 1) + 0.01  # its check of residuals refuses a fit without bias
+    fitted = np.repeat(mean, 200, 1) + 0.01  # hierarchicalforecast rejects a fit without bias
     return {
         "summing": summing,
         "past": past,
@@ -40,7 +40,7 @@ def theirs(counts) -> tuple[np.ndarray, np.ndarray]:
     method = methods.MinTrace("wls_var", nonnegative=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = method.fit_predict(
+        fit = method.fit_predict(
             S=counts["summing"],
             y_hat=counts["mean"],
             y_insample=counts["past"],
@@ -52,12 +52,12 @@ def theirs(counts) -> tuple[np.ndarray, np.ndarray]:
             seed=0,
         )
         samples = method.sample(DRAWS)
-    return found["quantiles"][..., 0], samples
+    return fit["quantiles"][..., 0], samples
 
 
 @pytest.fixture(scope="module")
 def ours(counts) -> torch.Tensor:
-    """Draws (draws, steps, series), each projected on coherence and non-negativity."""
+    """Draws (draws, steps, series), each projected onto coherence and non-negativity."""
     law = tuple(torch.from_numpy(counts[key].T.copy()) for key in ("mean", "sd"))
     constraint = ph.Hierarchy(counts["summing"]) & ph.NonNegative()
     return ph.DPPL()(law, constraint).sample((DRAWS,), generator=torch.Generator().manual_seed(0))

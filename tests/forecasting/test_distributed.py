@@ -1,4 +1,4 @@
-"""Reconciliation in pieces is reconciliation: by subtree and by step, against the whole and against dense algebra."""
+"""Distributed reconciliation, by subtree and by step, against the serial result and dense algebra."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import torch
 import probhard as ph
 from probhard.cli import main
 from probhard.executors import Executor, executor
-from probhard.forecasting.reconciliation.distributed import _parents, cut, reconcile
+from probhard.forecasting.reconciliation.distributed import reconcile
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import METRICS, Reconciliation
+from probhard.forecasting.reconciliation.subtrees import cut, parents
 
 STEPS = 3
 
 
 class Here(Executor):
-    """Does the work at once."""
+    """Runs every task at once, in this process."""
 
     workers = 2
 
@@ -46,7 +47,7 @@ def grown(count: int, seed: int, width: int = 4) -> ph.Hierarchy:
 
 
 def even(*widths: int) -> ph.Hierarchy:
-    """A tree whose nodes at a depth have equally many children."""
+    """A tree in which all nodes of a depth have the same number of children."""
     bottoms, count, rows = int(np.prod(widths)), 1, []
     for width in (1, *widths):
         count *= width
@@ -73,38 +74,38 @@ TREES = {
 }
 
 
-def forecasts(hierarchy: ph.Hierarchy, kind: str, steps: int = STEPS) -> Forecasts:
+def forecasts(hierarchy: ph.Hierarchy, law: str, steps: int = STEPS) -> Forecasts:
     random, shape = np.random.default_rng(3), (steps, hierarchy.variables)
     mean, spread = random.normal(20, 10, shape), np.exp(random.normal(0, 1, shape))
-    if kind == "means":
+    if law == "means":
         return Forecasts(mean)
-    if kind == "normal":
+    if law == "normal":
         return Forecasts(mean, spread)
-    if kind == "draws":
+    if law == "draws":
         return Forecasts(draws=mean + spread * random.normal(size=(20, *shape)))
     skewed = [mean - spread, mean, mean + 4 * spread]
     return Forecasts.of_quantiles([0.1, 0.5, 0.9], np.stack(skewed))
 
 
-def assert_same(found, expected, tolerance: float = 1e-12) -> None:
+def assert_same(actual, expected, tolerance: float = 1e-12) -> None:
     for name in ("mean", "draws", "spread", "before"):
-        mine, its = getattr(found, name), getattr(expected, name)
-        assert (mine is None) == (its is None), name
-        if mine is not None:
-            np.testing.assert_array_equal(np.isnan(mine), np.isnan(its))
-            assert np.nanmax(np.abs(mine - its), initial=0) <= tolerance * np.nanmax(np.abs(its), initial=0), name
-    assert found.reasons == expected.reasons
-    steps = np.concatenate([group for group, _ in found.constraints])
+        ours, theirs = getattr(actual, name), getattr(expected, name)
+        assert (ours is None) == (theirs is None), name
+        if ours is not None:
+            np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs))
+            assert np.nanmax(np.abs(ours - theirs), initial=0) <= tolerance * np.nanmax(np.abs(theirs), initial=0), name
+    assert actual.reasons == expected.reasons
+    steps = np.concatenate([group for group, _ in actual.constraints])
     assert sorted(steps) == sorted(np.concatenate([group for group, _ in expected.constraints]))
-    for group, constraint in found.constraints:
-        assert float(constraint.relative_violation(torch.from_numpy(found.mean[group])).max()) < 1e-10
+    for group, constraint in actual.constraints:
+        assert float(constraint.relative_violation(torch.from_numpy(actual.mean[group])).max()) < 1e-10
 
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("kind", ["normal", "draws", "quantiles"])
-def test_subtrees_give_the_whole(tree, metric, kind):
-    rules, base = Reconciliation(TREES[tree], metric), forecasts(TREES[tree], kind)
+@pytest.mark.parametrize("law", ["normal", "draws", "quantiles"])
+def test_subtrees_give_the_whole(tree, metric, law):
+    rules, base = Reconciliation(TREES[tree], metric), forecasts(TREES[tree], law)
     assert_same(reconcile(rules, base, Here(), "subtree", 15, seed=1), rules(base, 15, seed=1))
 
 
@@ -117,22 +118,22 @@ def test_means_alone_give_the_whole():
 def test_subtrees_agree_with_dense_algebra(metric):
     hierarchy = TREES["grown"]
     base = forecasts(hierarchy, "normal")
-    found = reconcile(Reconciliation(hierarchy, metric), base, Here(), "subtree", samples=0)
+    result = reconcile(Reconciliation(hierarchy, metric), base, Here(), "subtree", samples=0)
     S, ones = hierarchy.summation.toarray(), np.ones(hierarchy.variables)
-    assert found.draws.shape == (0, *base.shape)
+    assert result.draws.shape == (0, *base.shape)
     for step in range(STEPS):
         weight = {"oblique": base.stddev[step] ** 2, "orthogonal": ones, "structural": S.sum(1)}[metric]
         root = np.sqrt(weight)[:, None]
         projector = root * ((S / root) @ np.linalg.pinv(S / root)) / root.T
-        np.testing.assert_allclose(found.mean[step], projector @ base.mean[step], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(result.mean[step], projector @ base.mean[step], rtol=1e-9, atol=1e-9)
         exact = np.sqrt((projector**2) @ base.stddev[step] ** 2)
-        np.testing.assert_allclose(found.spread[step], exact, rtol=1e-9)
+        np.testing.assert_allclose(result.spread[step], exact, rtol=1e-9)
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_cut_takes_every_node_once(tree):
     hierarchy = TREES[tree]
-    parent = _parents(Reconciliation(hierarchy))
+    parent = parents(hierarchy)
     top, pieces = cut(hierarchy, parent, 8)
     inside = np.concatenate([np.delete(piece.nodes, piece.roots) for piece in pieces] or [np.empty(0, int)])
     assert sorted(np.concatenate([top.nodes, inside])) == list(range(hierarchy.variables))
@@ -149,11 +150,11 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["means", "normal", "draws", "quantiles"])
+@pytest.mark.parametrize("law", ["means", "normal", "draws", "quantiles"])
 @pytest.mark.parametrize("options", RULES)
-def test_steps_give_the_whole(options, kind):
+def test_steps_give_the_whole(options, law):
     hierarchy = TREES["narrow"]
-    rules, base = Reconciliation(hierarchy, **RULES[options]), forecasts(hierarchy, kind, 11)
+    rules, base = Reconciliation(hierarchy, **RULES[options]), forecasts(hierarchy, law, 11)
     assert_same(reconcile(rules, base, Here(), "step", 6, seed=2), rules(base, 6, seed=2), 1e-13)
 
 
@@ -162,9 +163,9 @@ def test_steps_that_cannot_be_feasible_keep_their_reasons():
     base, fixed = forecasts(hierarchy, "normal", 11), np.full((11, hierarchy.variables), np.nan)
     fixed[::2, 0], fixed[3, 1], fixed[7, 0] = 50.0, 9.0, -1.0
     rules = Reconciliation(hierarchy, nonnegative=True, fixed=fixed, on_failure="flag")
-    found = reconcile(rules, base, Here(), None, 6)
-    assert list(found.reasons) == [7]
-    assert_same(found, rules(base, 6), 1e-13)
+    result = reconcile(rules, base, Here(), None, 6)
+    assert list(result.reasons) == [7]
+    assert_same(result, rules(base, 6), 1e-13)
     with pytest.raises(ph.InfeasibleError):
         reconcile(replace(rules, on_failure="raise"), base, Here(), None, 6)
 
@@ -194,11 +195,13 @@ def test_bad_requests_are_refused():
         reconcile(rules, base, Here(), "step", samples=0)
 
 
-@pytest.mark.parametrize("kind", ["joblib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "dask"))])
-def test_workers_give_the_whole(kind):
-    if kind != "joblib":
-        pytest.importorskip("ray" if kind == "ray" else "distributed")
-    with executor(kind, 2) as pool:
+@pytest.mark.parametrize(
+    "engine", ["joblib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "dask"))]
+)
+def test_workers_give_the_whole(engine):
+    if engine != "joblib":
+        pytest.importorskip("ray" if engine == "ray" else "distributed")
+    with executor(engine, 2) as pool:
         for rules in (Reconciliation(TREES["even"]), Reconciliation(TREES["even"], nonnegative=True)):
             base = forecasts(rules.hierarchy, "normal")
             assert_same(reconcile(rules, base, pool, None, 9), rules(base, 9))

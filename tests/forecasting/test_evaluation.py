@@ -1,4 +1,4 @@
-"""Evaluation of draws against the definition, GluonTS's evaluator, and draws whose faults are known."""
+"""Evaluation of draws against the definition, GluonTS's evaluator, and draws with known faults."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from gluonts.evaluation import MultivariateEvaluator
 from gluonts.model.forecast import SampleForecast
 
+from forecasting.helpers import FIVE_NODES
 from probhard import Hierarchy, ParameterError, ShapeError
 from probhard.forecasting import (
     HierarchicalData,
@@ -24,14 +25,13 @@ from probhard.forecasting import (
 )
 from probhard.forecasting.report import evaluation
 
-S = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=float)
 LEVELS = {"total": np.array([0]), "pair": np.array([1]), "leaf": np.array([2, 3, 4])}
 HORIZON = 6
 
 
 @pytest.fixture
 def draws() -> np.ndarray:
-    return np.random.default_rng(1).gamma(2.0, 20.0, (101, HORIZON, 3)) @ S.T
+    return np.random.default_rng(1).gamma(2.0, 20.0, (101, HORIZON, 3)) @ FIVE_NODES.T
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_window() -> HierarchicalData:
     values = np.random.default_rng(2).gamma(2.0, 20.0, (HORIZON, 3))
     index = pd.period_range("2020-01", periods=HORIZON, freq="M")
     tags = {"total": ["t"], "pair": ["p"], "leaf": ["a", "b", "c"]}
-    return HierarchicalData.from_matrix(values, S, index, ["t", "p", "a", "b", "c"], tags)
+    return HierarchicalData.from_matrix(values, FIVE_NODES, index, ["t", "p", "a", "b", "c"], tags)
 
 
 def by_definition(samples: np.ndarray, y: np.ndarray, keep: np.ndarray) -> float:
@@ -80,7 +80,7 @@ def test_a_point_forecast_scores_its_absolute_error(test_window):
 
 
 def test_agrees_with_gluonts(test_window, draws):
-    history = np.random.default_rng(3).gamma(2.0, 20.0, (30, 3)) @ S.T
+    history = np.random.default_rng(3).gamma(2.0, 20.0, (30, 3)) @ FIVE_NODES.T
     index = pd.period_range("2017-07", periods=30 + HORIZON, freq="M")
     target = pd.DataFrame(np.concatenate([history, test_window.values]), index=index)
     forecast = SampleForecast(draws, start_date=index[30])
@@ -93,28 +93,28 @@ def test_agrees_with_gluonts(test_window, draws):
 
 
 def test_incoherence_of_known_size(draws, monkeypatch):
-    hierarchy = Hierarchy(S)
-    found = incoherence(draws, hierarchy)
-    assert found.relative < 1e-14
-    assert found.smallest_draw == draws.min()
+    hierarchy = Hierarchy(FIVE_NODES)
+    measured = incoherence(draws, hierarchy)
+    assert measured.relative < 1e-14
+    assert measured.smallest_draw == draws.min()
     draws[7, 2, :2] += [3.0, -4.0]
     draws[9, 1, 4] = -5.0
     draws[9, 1, 0] = draws[9, 1, 2:].sum()
-    found = incoherence(draws, hierarchy)
-    np.testing.assert_allclose(found.largest, 5.0, rtol=1e-12)
-    np.testing.assert_allclose(found.relative, np.max([3.0, 4.0] / draws[7, 2, :2]), rtol=1e-12)
-    assert found.smallest_draw == -5.0
+    measured = incoherence(draws, hierarchy)
+    np.testing.assert_allclose(measured.largest, 5.0, rtol=1e-12)
+    np.testing.assert_allclose(measured.relative, np.max([3.0, 4.0] / draws[7, 2, :2]), rtol=1e-12)
+    assert measured.smallest_draw == -5.0
     monkeypatch.setattr(evaluation, "CHUNK", 40)
-    assert incoherence(torch.tensor(draws), hierarchy) == found
-    rounded = np.array([[1e-17 + 5e3, 1e-17, 0.0, 0.0, 5e3]])  # an aggregate of nothing but rounding
+    assert incoherence(torch.tensor(draws), hierarchy) == measured
+    rounded = np.array([[1e-17 + 5e3, 1e-17, 0.0, 0.0, 5e3]])  # an aggregate that is rounding only
     assert incoherence(rounded, hierarchy).relative < 1e-14
     with pytest.raises(ShapeError, match="5 variables"):
         incoherence(draws[..., :4], hierarchy)
 
 
 def test_record_is_json(test_window, draws):
-    found = evaluate(draws, test_window)
-    record = json.loads(json.dumps(found.record()))
+    scores = evaluate(draws, test_window)
+    record = json.loads(json.dumps(scores.record()))
     assert list(record) == ["crps", "crps_levels", "incoherence", "incoherence_relative", "smallest_draw"]
     assert record["crps"] == pooled_crps(draws, test_window.values)
     weights = {level: np.abs(test_window.values[:, at]).sum() for level, at in LEVELS.items()}
@@ -126,12 +126,12 @@ def test_calibration_and_transforms():
     random = np.random.default_rng(5)
     samples, target = random.normal(size=(999, 400, 5)), random.normal(size=(400, 5))
     target[:7, 3] = np.nan
-    found = calibration(samples, target, LEVELS, probabilities=(0.5, 0.9))
+    shares = calibration(samples, target, LEVELS, probabilities=(0.5, 0.9))
     for level in LEVELS:
-        for probability, share in found[level].items():
+        for probability, share in shares[level].items():
             assert abs(share - probability) < 4 * np.sqrt(0.25 / 400)
     inside = np.abs(target[:, 0]) < 0.6744898
-    assert abs(found["total"][0.5] - inside.mean()) < 0.05
+    assert abs(shares["total"][0.5] - inside.mean()) < 0.05
     counts = pit_counts(samples, target, bins=5)
     assert counts.sum() == 1993
     assert np.abs(counts - 1993 / 5).max() < 4 * np.sqrt(1993 / 5)

@@ -98,7 +98,7 @@ def test_nonnegative_in_every_sample_where_mint_is_not() -> None:
     assert gap(np.stack([column(result, f"{ours}-sample-{i}") for i in range(40)])) < 1e-14
     sizes = S.sum(1)
     cost = [((column(result, name) - COUNTS) ** 2 / sizes).sum() for name in (ours, theirs)]
-    assert cost[0] < cost[1]  # theirs clips the base forecasts first
+    assert cost[0] < cost[1]  # MinTrace clips the base forecasts first
     cvxpy = pytest.importorskip("cvxpy")
     bottom = cvxpy.Variable((DATA.hierarchy.bottoms, HORIZON), nonneg=True)
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares((S @ bottom - COUNTS.T) / np.sqrt(sizes)[:, None])))
@@ -133,11 +133,11 @@ def test_caps_and_fixed_nodes() -> None:
 
 def test_upper_is_one_number_for_all_nodes() -> None:
     reconciler = ProjectionReconciler("orthogonal", upper=3.0)
-    found = reconciler(S, COUNTS.T + 2.0, np.ones_like(COUNTS.T), level=[80])
-    assert found["mean"].max() == 3.0
-    assert found["quantiles"].shape == (len(S), HORIZON, 2)
-    assert found["quantiles"].max() == 3.0
-    assert (found["quantiles"][..., 0] <= found["quantiles"][..., 1]).all()
+    result = reconciler(S, COUNTS.T + 2.0, np.ones_like(COUNTS.T), level=[80])
+    assert result["mean"].max() == 3.0
+    assert result["quantiles"].shape == (len(S), HORIZON, 2)
+    assert result["quantiles"].max() == 3.0
+    assert (result["quantiles"][..., 0] <= result["quantiles"][..., 1]).all()
 
 
 def test_samples_follow_the_seeds() -> None:
@@ -160,16 +160,16 @@ def test_refusals() -> None:
         ProjectionReconciler("mint_shrink")
     with pytest.raises(ph.ParameterError, match="no reconciled law"):
         ProjectionReconciler().sample(3)
-    with pytest.raises(ph.InfeasibleError):  # a total above what the caps allow is never returned as feasible
+    with pytest.raises(ph.InfeasibleError):  # the caps do not allow the fixed total
         ProjectionReconciler("orthogonal", upper=1.0, fixed={0: 2.0})(S, MEAN.T)
 
 
 def test_names_of_columns() -> None:
-    found = Columns.of(["A", "A-lo-80", "A-hi-80", "B-median", "B-q0.1", "B-ql0.9", "0.25", "mean", "A-lo-97.5"])
-    assert [(c.model, c.mean) for c in found] == [("A", "A"), ("B", None), ("mean", "mean")]
-    assert found[0].quantiles == pytest.approx({"A-lo-80": 0.1, "A-hi-80": 0.9, "A-lo-97.5": 0.0125})
-    assert found[1].quantiles == {"B-median": 0.5, "B-q0.1": 0.1, "B-ql0.9": 0.9}
-    assert found[2].quantiles == {"0.25": 0.25}
+    models = Columns.of(["A", "A-lo-80", "A-hi-80", "B-median", "B-q0.1", "B-ql0.9", "0.25", "mean", "A-lo-97.5"])
+    assert [(c.model, c.mean) for c in models] == [("A", "A"), ("B", None), ("mean", "mean")]
+    assert models[0].quantiles == pytest.approx({"A-lo-80": 0.1, "A-hi-80": 0.9, "A-lo-97.5": 0.0125})
+    assert models[1].quantiles == {"B-median": 0.5, "B-q0.1": 0.1, "B-ql0.9": 0.9}
+    assert models[2].quantiles == {"0.25": 0.25}
     assert probabilities([95, 80]) == pytest.approx([0.025, 0.1, 0.9, 0.975])
     with pytest.raises(ph.ParameterError, match="level 100"):
         probabilities([100])

@@ -1,4 +1,4 @@
-"""Pools of forecasts: the quadratic score, its best weights, and draws that obey."""
+"""Pools of forecasts: the quadratic score, its best weights, and feasible draws."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def test_the_quadratic_form_is_the_score_of_the_pool():
         each = np.repeat(w / 100, 100)
         first = np.einsum("s,sij->ij", each, abs(both - TARGET))
         second = np.einsum("s,t,stij->ij", each, each, abs(both[:, None] - both[None]))
-        # pairs of a draw with itself do not count: the law's own score, not that of the draws
+        # without pairs of a draw with itself: the score of the law, not of its draws
         own = sum(w[k] ** 2 * apart[k, k] / 100 for k in range(2)) * abs(TARGET).sum()
         expected = (first.sum() - second.sum() / 2 - own / 2) / abs(TARGET).sum()
         assert w @ near - w @ apart @ w / 2 == pytest.approx(expected, rel=1e-10)
@@ -54,20 +54,20 @@ def test_weights_are_the_best_of_a_fine_grid():
 
 def test_draws_of_the_pool_come_in_the_right_numbers():
     draws = [np.full((10, 1, 1), float(k)) for k in range(3)]
-    found = pool.pooled(draws, np.array([0.255, 0.0, 0.745]), 100).ravel()
-    assert [int((found == k).sum()) for k in range(3)] in ([26, 0, 74], [25, 0, 75])
+    members_drawn = pool.pooled(draws, np.array([0.255, 0.0, 0.745]), 100).ravel()
+    assert [int((members_drawn == k).sum()) for k in range(3)] in ([26, 0, 74], [25, 0, 75])
 
 
 def test_negative_draws_become_feasible_and_others_stay():
     hierarchy = ph.Hierarchy(np.vstack([np.ones((1, 3)), np.eye(3)]))
     bottom = RANDOM.standard_normal((50, 2, 3)) + 1
     draws = np.concatenate([bottom.sum(-1, keepdims=True), bottom], -1)
-    found = pool.nonnegative(draws, hierarchy)
-    assert found.min() >= 0
-    assert abs(found[..., 0] - found[..., 1:].sum(-1)).max() < 1e-12
+    projected = pool.nonnegative(draws, hierarchy)
+    assert projected.min() >= 0
+    assert abs(projected[..., 0] - projected[..., 1:].sum(-1)).max() < 1e-12
     fine = (draws >= 0).all(-1)
     assert 0 < fine.sum() < fine.size
-    assert np.array_equal(found[fine], draws[fine])
+    assert np.array_equal(projected[fine], draws[fine])
 
 
 def test_bad_windows_are_refused():

@@ -1,4 +1,4 @@
-"""The factor on the width of draws: against a plain search, and what it leaves as it was."""
+"""The spread factor: against a grid search, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def data() -> HierarchicalData:
 
 def drawn(data: HierarchicalData, width: float) -> list[np.ndarray]:
     """Coherent draws around each past window's values, too narrow by ``width``."""
-    random, found = np.random.default_rng(0), []
+    random, by_window = np.random.default_rng(0), []
     for _, test in past_windows(data, HORIZON):
         count = len(test.names) - data.hierarchy.aggregates
         scale = 0.01 * test.bottom.mean()
         error = random.normal(size=(HORIZON, count)) * scale
         noise = random.normal(size=(300, HORIZON, count)) * scale / width
-        found.append((test.bottom + error + noise) @ data.hierarchy.summation.toarray().T)
-    return found
+        by_window.append((test.bottom + error + noise) @ data.hierarchy.summation.toarray().T)
+    return by_window
 
 
 @pytest.mark.parametrize("width", [0.5, 1.0, 3.0])

@@ -1,4 +1,4 @@
-"""Frequencies that are found from stamps, and the stamps of forecasts: they go on as those of the history do."""
+"""Inferred frequencies, and stamps of forecasts that continue those of the history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probhard.errors import ParameterError
 from probhard.forecasting import from_frame, to_long
 from probhard.forecasting.data.stamps import Place, read_stamps
 
-KNOWN = {  # pandas' frequency of the stamps: that of the periods
+KNOWN = {  # frequency of the stamps: frequency of the periods
     "D": "D",
     "2D": "2D",
     "W-SUN": "W-SUN",

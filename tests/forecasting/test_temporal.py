@@ -61,9 +61,9 @@ def test_projection_against_dense_algebra() -> None:
     law = ph.LocationScale(torch.tensor(loc), ph.Diagonal(torch.tensor(variance)))
     gain = np.diag(variance) @ rows.T @ np.linalg.inv(rows @ np.diag(variance) @ rows.T)
     matrix = np.eye(len(loc)) - gain @ rows
-    found = ph.DPPL("oblique")(law, whole)
-    np.testing.assert_allclose(found.mean, matrix @ loc, rtol=1e-11)
-    np.testing.assert_allclose(found.variance, np.diag(matrix @ np.diag(variance) @ matrix.T), rtol=1e-10)
+    projected = ph.DPPL("oblique")(law, whole)
+    np.testing.assert_allclose(projected.mean, matrix @ loc, rtol=1e-11)
+    np.testing.assert_allclose(projected.variance, np.diag(matrix @ np.diag(variance) @ matrix.T), rtol=1e-10)
     draws = ph.DPPL("oblique")(law, whole & ph.NonNegative()).sample((200,))
     assert draws.min() == 0
     for period, part in whole.split(draws).items():  # coherent in space, and in time
@@ -81,8 +81,8 @@ def test_real_sizes(name: str, horizon: int, periods: tuple[int, ...], request: 
     data = load(name)
     whole = cross_temporal(data.hierarchy, horizon, periods)
     torch.manual_seed(0)
-    given = whole.sums(torch.as_tensor(data.values[-horizon:]))
-    event = whole.join({p: part * (1 + 0.5 * torch.randn(20, *part.shape)) for p, part in given.items()})
+    sums = whole.sums(torch.as_tensor(data.values[-horizon:]))
+    event = whole.join({p: part * (1 + 0.5 * torch.randn(20, *part.shape)) for p, part in sums.items()})
     size = event.abs().amax(-1, keepdim=True)
     assert whole.relative_violation(event, size).min() > 1e-2
     for metric in ("oblique", "orthogonal"):

@@ -1,18 +1,29 @@
-"""Hierarchical forecasting: data, baselines, and evaluation of coherent draws."""
+"""Hierarchical forecasting: data, models, reconciliation, and evaluation of coherent forecasts.
+
+The names that need GluonTS are imported on first use.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from probhard.forecasting.data.datasets import load
-from probhard.forecasting.data.frames import from_frame, to_long
-from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.models.baselines import last_value, seasonal_bootstrap, seasonal_naive
-from probhard.forecasting.models.classical import BaseForecast, base_forecast, reconcile
-from probhard.forecasting.reconciliation.given import Forecasts
-from probhard.forecasting.reconciliation.nixtla import ProjectionReconciler
-from probhard.forecasting.reconciliation.reconcile import Reconciled, Reconciliation
-from probhard.forecasting.reconciliation.temporal import CrossTemporal, cross_temporal
-from probhard.forecasting.report.evaluation import (
+from probhard.forecasting.data import HierarchicalData, from_frame, load, to_long
+from probhard.forecasting.models import (
+    BaseForecast,
+    base_forecast,
+    last_value,
+    reconcile,
+    seasonal_bootstrap,
+    seasonal_naive,
+)
+from probhard.forecasting.reconciliation import (
+    CrossTemporal,
+    Forecasts,
+    ProjectionReconciler,
+    Reconciled,
+    Reconciliation,
+    cross_temporal,
+)
+from probhard.forecasting.report import (
     Evaluation,
     Incoherence,
     calibration,
@@ -56,13 +67,13 @@ __all__ = [
     "to_long",
 ]
 
-LAZY = {  # they need GluonTS
-    "DeepVAREstimator": "probhard.forecasting.models.estimator",
-    "HierarchicalForecaster": "probhard.forecasting.forecaster",
+LAZY = {  # need GluonTS
+    "DeepVAREstimator": "models.estimator",
+    "HierarchicalForecaster": "forecaster",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in LAZY:
-        return getattr(import_module(LAZY[name]), name)
+        return getattr(import_module(f"{__name__}.{LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

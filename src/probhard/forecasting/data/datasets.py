@@ -1,8 +1,8 @@
-"""Data sets by name: one embedded, and the five of the hierarchical forecasting benchmark.
+"""Named data sets: one embedded, and the five of the hierarchical forecasting benchmark.
 
 The five come from the repository of Rangapuram et al. (ICML 2021) at one commit. They are read from
-``$PROBHARD_DATA/hierarchical/<name>/`` where this is set, else downloaded once into a cache; either way every file must
-have the checksum below.
+``$PROBHARD_DATA/hierarchical/<name>/`` if that variable is set, and otherwise downloaded once into a cache. Every file
+is verified by its checksum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCE = (
 )
 EMBEDDED = Path(__file__).parent / "embedded" / "us-employment.csv"
 EMBEDDED_CHECKSUM = "0ad789186e92ad0954c1a2ba3dc9bc8e1749864e06cfab8ea9738cb5046906b0"
-EMPLOYMENT: dict[str, dict[str, tuple[str, ...]]] = {  # by level: aggregates, their children
+EMPLOYMENT: dict[str, dict[str, tuple[str, ...]]] = {  # level: {aggregate: its children}
     "total": {"nonfarm": ("private", "government")},
     "ownership": {"private": ("goods_producing", "private_service_providing")},
     "domain": {
@@ -53,7 +53,7 @@ EMPLOYMENT: dict[str, dict[str, tuple[str, ...]]] = {  # by level: aggregates, t
 
 @dataclass(frozen=True)
 class Source:
-    """A benchmark set: its folder in the repository, checksums, calendar, and the sizes of its levels."""
+    """Where a benchmark data set comes from, its checksums and calendar, and the sizes of its levels."""
 
     folder: str
     data: str  # sha256 of data.csv
@@ -61,7 +61,7 @@ class Source:
     horizon: int
     freq: str
     season: int
-    levels: tuple[tuple[str, int], ...]
+    levels: tuple[tuple[str, int], ...]  # name and number of series, top first
 
 
 BENCHMARKS = {
@@ -125,10 +125,17 @@ NAMES = ("us-employment", *BENCHMARKS)
 
 
 def load(name: str = "us-employment") -> HierarchicalData:
-    """A data set by name.
+    """Load a data set by name.
 
     Args:
-        name: ``"us-employment"``, which is embedded, or one of ``BENCHMARKS``.
+        name: ``"us-employment"``, which is embedded, or a key of ``BENCHMARKS``.
+
+    Returns:
+        The history with its hierarchy, usual horizon and season.
+
+    Raises:
+        ParameterError: If the name is unknown, or a file is missing, changed or cannot be downloaded.
+        MissingExtraError: If pandas, or pooch for a download, is not installed.
     """
     name = ALIASES.get(name, name)
     check_choice("name", name, NAMES)
@@ -183,7 +190,7 @@ def _table(path: Path, dates: bool = True) -> Any:
 
 
 def _find(name: str, source: Source, file: str, checksum: str) -> Path:
-    """The file in ``$PROBHARD_DATA``, or in the cache, downloaded if need be."""
+    """Return the file in ``$PROBHARD_DATA`` or in the cache; download it if it is in neither."""
     if folder := os.environ.get("PROBHARD_DATA"):
         return _verified(Path(folder) / "hierarchical" / name / file, checksum)
     pooch = require("pooch", "Downloading a data set")
@@ -196,11 +203,11 @@ def _find(name: str, source: Source, file: str, checksum: str) -> Path:
                 path=pooch.os_cache("probhard") / "hierarchical" / name,
             )
         )
-    except (OSError, ValueError) as error:  # no network; another checksum
+    except (OSError, ValueError) as error:  # no network, or a wrong checksum
         raise ParameterError(
             f"The data set {name!r} could not be downloaded: {error}.",
-            "It is not part of the package, for its licence.",
-            f"Put {file} into a folder $PROBHARD_DATA/hierarchical/{name}/, or use load('us-employment').",
+            "Its licence keeps it out of the package.",
+            f"Put {file} into the folder $PROBHARD_DATA/hierarchical/{name}/, or use load('us-employment').",
         ) from error
 
 
@@ -208,14 +215,14 @@ def _verified(path: Path, checksum: str) -> Path:
     if not path.is_file():
         raise ParameterError(
             f"There is no file {path}.",
-            "PROBHARD_DATA says that the data sets are there.",
-            "Put it there, or unset PROBHARD_DATA to download it.",
+            "PROBHARD_DATA names the folder of the data sets.",
+            "Put the file there, or unset PROBHARD_DATA to download it.",
         )
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != checksum:
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if actual != checksum:
         raise ParameterError(
-            f"{path} has the sha256 {found}, not {checksum}.",
-            "Figures would not be comparable with published ones.",
+            f"{path} has the sha256 {actual}, not {checksum}.",
+            "Scores would not be comparable with published ones.",
             "Restore the original file, or read your own with from_frame.",
         )
     return path

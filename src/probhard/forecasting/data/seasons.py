@@ -1,9 +1,9 @@
-"""What a frequency says about a series: the lags to look back to, and the place of a stamp in its cycles.
+"""Default lags and time features of a frequency.
 
-    lags: 1 and 12 for months and quarters, 1, 7 and 14 for days (the reference settings of DeepVAR);
-    time features: cos and sin of ``2 pi position / period``, with the ISO week or the weekday for the position.
+    lags:           1 and 12 for months and quarters; 1, 7 and 14 for days (the reference settings of DeepVAR);
+    time features:  cos and sin of ``2 pi position / period``, where the position is the ISO week or the weekday.
 
-Both can be chosen by hand; other frequencies have the lags of their natural season.
+Other frequencies use the lags of their natural season. The estimator accepts other lags and features.
 """
 
 from __future__ import annotations
@@ -39,10 +39,16 @@ DEFAULTS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {  # lags and tim
 
 
 def period_frequency(freq: str) -> str:
-    """The frequency of a period in pandas' words: "M" for "M", "MS" and "ME".
+    """Convert a pandas alias to the frequency of a period: "M" for "M", "MS" and "ME".
+
+    Args:
+        freq: Any pandas frequency alias.
+
+    Returns:
+        The ``freqstr`` of the matching ``pandas.Period``.
 
     Raises:
-        ParameterError: If pandas knows no such frequency.
+        ParameterError: If pandas does not know the frequency.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of aliases that pandas renames
@@ -55,18 +61,26 @@ def period_frequency(freq: str) -> str:
         except (ValueError, AttributeError, TypeError) as error:
             raise ParameterError(
                 f"freq={freq!r} is not a frequency of periods.",
-                "It says how far two rows are apart, and so which lags and time features there are.",
+                "It sets the distance between two rows, and with it the lags and time features.",
                 "Use a pandas alias such as 'M', 'Q', 'W', 'D' or 'h'.",
             ) from error
 
 
 def default_lags(freq: str) -> tuple[int, ...]:
-    """Lags of a frequency; only the last value where nothing is known about its season."""
+    """Return the lags of a frequency, in steps; ``(1,)`` if its season is unknown.
+
+    Raises:
+        ParameterError: If pandas does not know the frequency.
+    """
     return DEFAULTS.get(_root(freq), ((1,), ()))[0]
 
 
 def default_time_features(freq: str) -> tuple[str, ...]:
-    """Names of the cycles of a frequency."""
+    """Return the names in ``CYCLES`` that a frequency uses by default.
+
+    Raises:
+        ParameterError: If pandas does not know the frequency.
+    """
     return DEFAULTS.get(_root(freq), ((1,), ()))[1]
 
 
@@ -75,14 +89,31 @@ def _root(freq: str) -> str:
 
 
 def stamps(start: pd.Period, first: int, length: int) -> pd.PeriodIndex:
-    """``length`` stamps of a series, from its row ``first`` on; rows before its start have negative numbers."""
+    """Return the periods of consecutive rows of a series.
+
+    Args:
+        start: Period of row 0.
+        first: Number of the first row; negative for rows before the start.
+        length: Number of rows.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # business days are deprecated as periods, but used by GluonTS
         return pd.period_range(start + first, periods=length, freq=start.freq)
 
 
 def cycle_features(names: Sequence[str], index: pd.PeriodIndex) -> np.ndarray:
-    """Cosine and sine of the stamps' places in the named cycles, (T, 2 * len(names))."""
+    """Encode the position of each period in each cycle by its cosine and sine.
+
+    Args:
+        names: Names in ``CYCLES``.
+        index: The periods, (T,).
+
+    Returns:
+        Features, (T, 2 * len(names)).
+
+    Raises:
+        ParameterError: If a name is not in ``CYCLES``.
+    """
     columns = []
     for name in names:
         check_choice("time feature", name, tuple(CYCLES))

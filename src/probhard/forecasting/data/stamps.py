@@ -1,8 +1,8 @@
-"""Stamps of rows as periods, and periods as stamps.
+"""Conversion of time stamps to periods and back.
 
-The frequency is found from the stamps: months, quarters or years where no month has two of them, else the greatest
-common divisor of their distances. Where in its period a stamp lies (its first day, its last weekday, the tenth) is kept
-for the stamps of forecasts.
+The frequency is inferred from the stamps. If no month holds two stamps, it is monthly, quarterly or yearly; otherwise
+it is the greatest common divisor of the distances. The position of a stamp in its period (first day, last weekday, the
+tenth) is kept, so that forecasts are stamped like the history.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from probhard.errors import ParameterError, optional
 if TYPE_CHECKING:
     import pandas as pd
 
-SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # years, weeks, days
+SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # steps per season
 DAY = 86400  # seconds
-CLOSEST = 7  # days between stamps of two months, at least
-FEW = 4  # stamps from which their distance is seen
+CLOSEST = 7  # smallest distance in days between the stamps of two months
+FEW = 4  # fewest stamps that show a distance of several units
 
 
 def _pandas() -> Any:
@@ -30,18 +30,18 @@ def _pandas() -> Any:
 
 
 def season_of(index: pd.PeriodIndex) -> int:
-    """Steps after which the seasons of this frequency repeat, 1 where it has none."""
+    """Return the season length of an index in steps; 1 if its frequency has no season."""
     return max(1, SEASONS.get(re.sub(r"^\d+|-.*$", "", index.freqstr), 1) // index.freq.n)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in its period a stamp lies.
+    """Position of a stamp in its period.
 
     Args:
-        kind: ``"start"``, ``"end"`` (the last day), ``"first weekday"``, ``"last weekday"``, ``"day"`` or ``"after"``.
-        months: Of a day: how many months after the first one of the period.
-        days: The day of that month, or the last one of a shorter month; or days after the start.
+        kind: ``"start"``, ``"end"`` (last day), ``"first weekday"``, ``"last weekday"``, ``"day"`` or ``"after"``.
+        months: For ``"day"``: months after the first month of the period.
+        days: For ``"day"``: day of that month, capped at its last day. For ``"after"``: days after the start.
     """
 
     kind: str = "start"
@@ -50,7 +50,15 @@ class Place:
 
     @classmethod
     def of(cls, stamps: pd.DatetimeIndex, periods: pd.PeriodIndex) -> Place:
-        """The place that all these stamps of periods have in common; the start if they have none."""
+        """Find the position that all stamps share in their periods.
+
+        Args:
+            stamps: Sorted stamps, (T,).
+            periods: The period of each stamp, (T,).
+
+        Returns:
+            The shared position, or ``START`` if there is none.
+        """
         start = periods[:1].to_timestamp()
         places = [START]
         if re.match(r"\d*[YAQM]", periods.freqstr):
@@ -61,7 +69,7 @@ class Place:
         return next((place for place in places if (place.stamps(periods) == stamps).all()), START)
 
     def stamps(self, periods: pd.PeriodIndex) -> pd.DatetimeIndex:
-        """The stamps of periods."""
+        """Return the stamp of each period, (T,)."""
         pandas, start = _pandas(), periods.to_timestamp()
         if self.kind == "after":
             return start + pandas.Timedelta(days=self.days)
@@ -80,15 +88,28 @@ START = Place()
 
 
 def read_stamps(column: Any, freq: str | None) -> tuple[pd.PeriodIndex, Place]:
-    """The periods of a column of stamps, of a given frequency or of the coarsest that tells them apart."""
+    """Convert a column of stamps to periods.
+
+    Args:
+        column: Dates, texts, periods or years, (T,), as a narwhals series.
+        freq: Pandas alias; None infers the coarsest frequency that keeps the stamps distinct.
+
+    Returns:
+        The periods, (T,), and the position of the stamps in them.
+
+    Raises:
+        ParameterError: If a stamp is missing, cannot be parsed or is ambiguous.
+    """
     pandas = _pandas()
     if len(column) == 0 or column.is_null().any():
         row = int(np.argmax(column.is_null().to_numpy())) if len(column) else 0
         raise ParameterError(
-            f"Row {row} has no stamp in {column.name!r}.", "Its value has no place in time.", "Fill or drop the row."
+            f"Row {row} has no stamp in {column.name!r}.",
+            "Its value cannot be placed in time.",
+            "Fill or drop the row.",
         )
     if freq is not None:
-        from probhard.forecasting.data.seasons import period_frequency  # it needs pandas
+        from probhard.forecasting.data.seasons import period_frequency  # imports pandas
 
         freq = period_frequency(freq)
     years = column.name.lower() in ("year", "years") if freq is None else freq.lstrip("0123456789").startswith("Y")
@@ -103,17 +124,19 @@ def read_stamps(column: Any, freq: str | None) -> tuple[pd.PeriodIndex, Place]:
 
 
 def _infer(stamps: pd.DatetimeIndex) -> str:
-    """The frequency of sorted stamps."""
+    """Infer the frequency of sorted stamps."""
     if len(stamps) < 2:
         raise ParameterError(
-            f"All rows have the stamp {stamps[0]}.", "Two are needed to see a frequency.", "Pass freq=..., such as 'M'."
+            f"All rows have the stamp {stamps[0]}.",
+            "Two are needed to infer the frequency.",
+            "Pass freq=..., such as 'M'.",
         )
     midnight = (stamps == stamps.normalize()).all()
     distances = np.diff(stamps.to_numpy().astype("datetime64[s]").astype(np.int64))
     seconds = int(np.gcd.reduce(distances))
     aligned = stamps.is_month_end.all() or len(set(stamps.day)) == 1
     months = np.diff(12 * stamps.year.to_numpy() + stamps.month.to_numpy())
-    apart = seconds % (7 * DAY) and (months > 0).all() and distances.min() > CLOSEST * DAY  # the last weekdays, say
+    apart = seconds % (7 * DAY) and (months > 0).all() and distances.min() > CLOSEST * DAY  # such as last weekdays
     if midnight and (aligned or apart):
         count = int(np.gcd.reduce(months))
         size, unit = (12, "Y") if count % 12 == 0 else (3, "Q") if count % 3 == 0 else (1, "M")
@@ -127,21 +150,21 @@ def _infer(stamps: pd.DatetimeIndex) -> str:
 
 
 def _several(stamps: pd.DatetimeIndex, count: int, unit: str) -> str:
-    """Every second month, say; of few stamps it may be chance."""
+    """Frequency of several units, such as every second month; few stamps may show one by chance."""
     return unit if count == 1 or len(stamps) < FEW else f"{count}{unit}"
 
 
 def _parsed(column: Any) -> Any:
-    """Stamps as a DatetimeIndex without time zone, quarters as a PeriodIndex."""
+    """Parse stamps to a DatetimeIndex without time zone, or quarters to a PeriodIndex."""
     pandas = _pandas()
     if isinstance(getattr(column.to_native(), "dtype", None), pandas.PeriodDtype):
         return pandas.PeriodIndex(column.to_native())
     if column.dtype in (nw.Date, nw.Datetime):
-        return pandas.DatetimeIndex(pandas.to_datetime(column.to_list())).tz_localize(None)  # the clock on the wall
+        return pandas.DatetimeIndex(pandas.to_datetime(column.to_list())).tz_localize(None)  # local time
     if column.dtype.is_numeric():
         raise ParameterError(
             f"The stamps {column.name!r} are numbers such as {column[0]}.",
-            "Which dates they stand for is not known.",
+            "Numbers do not say which dates they stand for.",
             "Convert them to dates; years are read from a column 'year', or with freq='Y' ('freq: Y' in YAML).",
         )
     texts = pandas.Series([str(v).strip() for v in column.to_list()])
@@ -156,14 +179,14 @@ def _parsed(column: Any) -> Any:
         example = texts[int(np.flatnonzero(whole[0] != whole[1])[0])]
         raise ParameterError(
             f"The stamp {example!r} can be read as day/month or as month/day.",
-            "All stamps fit both.",
+            "All stamps fit both formats.",
             "Write dates as YYYY-MM-DD, or pass a column of dates.",
         )
     if not whole:
         row = int(np.flatnonzero(min(parsed, key=lambda stamps: stamps.isna().sum()).isna())[0])
         raise ParameterError(
-            f"Row {row} has the stamp {texts[row]!r}, which is no date like the others.",
-            "Dates in several forms are read wrongly without notice.",
+            f"Row {row} has the stamp {texts[row]!r}, which does not have the date format of the other rows.",
+            "Mixed date formats can be misread without any sign of it.",
             "Write all dates as YYYY-MM-DD, or pass a column of dates.",
         )
     return pandas.DatetimeIndex(whole[0]).tz_localize(None)

@@ -1,11 +1,11 @@
-"""Forecasts that need no model: what every other one has to beat.
+"""Naive forecasts, the baselines of every model.
 
     last value:          x_(T+k) = b_T
-    seasonal naive:      x_(T+k) = b_(T+k-m j),       the same season of the last year, m steps long
-    seasonal bootstrap:  x_(T+k) = seasonal naive + (b_t - b_(t-m)),      t drawn anew for every step and draw
+    seasonal naive:      x_(T+k) = b_(T+k-m j),       the last observed value of the same season, m steps long
+    seasonal bootstrap:  x_(T+k) = seasonal naive + (b_t - b_(t-m)),      t drawn for every step and draw
 
-for the bottom series ``b``; all series are then summed, so every draw is coherent. A change ``b_t - b_(t-m)`` is taken
-from all series at once, which keeps their dependence.
+for the bottom series ``b``. All series are sums of these, so every draw is coherent. A change ``b_t - b_(t-m)`` is
+taken from all series at the same t, which keeps their dependence.
 """
 
 from __future__ import annotations
@@ -17,19 +17,54 @@ from probhard.forecasting.data.table import HierarchicalData, summed
 
 
 def last_value(data: HierarchicalData, horizon: int) -> np.ndarray:
-    """The last observed values, as one draw, (1, H, n)."""
+    """Forecast the last observed values.
+
+    Args:
+        data: The history of n series.
+        horizon: Number of steps H.
+
+    Returns:
+        One draw, (1, H, n).
+
+    Raises:
+        ParameterError: If the horizon is below 1.
+    """
     _check(horizon)
     bottom = _carried(data.bottom)[-1]
     return summed(data.hierarchy, np.broadcast_to(bottom, (1, horizon, len(bottom))))
 
 
 def seasonal_naive(data: HierarchicalData, horizon: int) -> np.ndarray:
-    """The last observed values of the same season, as one draw, (1, H, n)."""
+    """Forecast the last observed values of the same season.
+
+    Args:
+        data: The history of n series.
+        horizon: Number of steps H.
+
+    Returns:
+        One draw, (1, H, n).
+
+    Raises:
+        ParameterError: If the horizon is below 1.
+    """
     return summed(data.hierarchy, _same_season(data, horizon)[None])
 
 
 def seasonal_bootstrap(data: HierarchicalData, horizon: int, samples: int = 200, seed: int = 0) -> np.ndarray:
-    """Seasonal naive plus changes over a season drawn from the past, (S, H, n); draws may be negative."""
+    """Add past changes over a season to the seasonal naive forecast; draws may be negative.
+
+    Args:
+        data: The history of n series.
+        horizon: Number of steps H.
+        samples: Number of draws S.
+        seed: Seed of the draws.
+
+    Returns:
+        Draws, (S, H, n).
+
+    Raises:
+        ParameterError: If the horizon is below 1, or the history has no complete change over a season.
+    """
     changes = data.bottom[data.season :] - data.bottom[: -data.season]  # (T - m, bottoms)
     changes = changes[~np.isnan(changes).any(1)]
     if not len(changes):
@@ -48,14 +83,14 @@ def _check(horizon: int) -> None:
 
 
 def _carried(values: np.ndarray) -> np.ndarray:
-    """Each column's last observed value so far, (T, m); NaN before its first."""
+    """Carry each column's last observed value forward, (T, m); NaN before its first."""
     seen = np.where(np.isnan(values), -1, np.arange(len(values))[:, None])
     seen = np.maximum.accumulate(seen, axis=0)
     return np.where(seen < 0, np.nan, np.take_along_axis(values, np.maximum(seen, 0), axis=0))
 
 
 def _same_season(data: HierarchicalData, horizon: int) -> np.ndarray:
-    """The last observed value of each step's season, (H, m); where there is none, the last of any."""
+    """Return the last observed value of each step's season, (H, m); of any season if there is none."""
     _check(horizon)
     bottom, season = data.bottom, data.season
     last = _carried(bottom)[-1]

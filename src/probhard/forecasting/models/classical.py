@@ -1,17 +1,17 @@
-"""Classical rows: base forecasts of every series by statsforecast, made coherent with hierarchicalforecast.
+"""Classical forecasts: statsforecast fits every series, hierarchicalforecast makes them coherent.
 
-With base means ``f`` and standard deviations ``s`` (n series), and the reconciled bottom means ``P f`` of MinT (shrunk
-covariance of the in-sample errors), a row is one of
+The base forecasts have means ``f`` and standard deviations ``s`` of n series. MinT, with the shrunk covariance of the
+in-sample errors, reconciles the bottom means to ``P f``. A row of the benchmark tables is one of
 
-    naivebu:      S f_bottom                                  a point forecast, as the benchmark tables score it
+    naivebu:      S f_bottom                                  a point forecast
     mint:         S P f                                       a point forecast
     bu-normal:    S b,   b ~ N(f_bottom, diag(s_bottom^2))    independent bottom series
-    mint-normal:  S b,   b ~ N(P f, P C P^T)                  C: base deviations with the errors' correlations
-    permbu-mint:  S b,   b ~ N(P f, diag(s_bottom^2)) margins, reordered from the leaves to the root so that siblings
+    mint-normal:  S b,   b ~ N(P f, P C P^T)                  C: base deviations, correlations of the errors
+    permbu-mint:  S b,   b ~ N(P f, diag(s_bottom^2)) marginals, reordered from the leaves to the root so that siblings
                   have the ranks of their in-sample errors (Taieb, Taylor and Hyndman, 2017).
 
-hierarchicalforecast's PERMBU shuffles the parents' draws on their own, so that draws do not add up, and permutes draws
-that were not sorted, which leaves siblings independent. The reordering is therefore done here, on the bottom series.
+The reordering is done here, on the bottom series. hierarchicalforecast's PERMBU shuffles the parents' draws separately,
+so that draws do not add up, and permutes unsorted draws, which leaves siblings independent.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from probhard.forecasting.data.table import HierarchicalData, require, summed
 
 MODELS = {"ets": "AutoETS", "arima": "AutoARIMA"}
 ROWS = ("naivebu", "mint", "bu-normal", "mint-normal", "permbu-mint")
-LONG = 150  # rows; beyond, AutoARIMA compares orders by conditional sums of squares, as R's auto.arima does by default
+LONG = 150  # rows above which AutoARIMA compares orders by conditional sums of squares, like R's auto.arima
 
 
 @dataclass(frozen=True, eq=False)
 class BaseForecast:
-    """Forecasts of every series on its own, not coherent.
+    """Independent forecasts of every series, not coherent.
 
     Args:
-        data: The history that they were fitted to, T rows of n series.
-        mean: (H, n).
-        stddev: (H, n).
-        fitted: One step ahead within the history, (T, n), NaN before a series starts.
+        data: The fitted history, T rows of n series.
+        mean: Means, (H, n).
+        stddev: Standard deviations, (H, n).
+        fitted: One-step-ahead forecasts within the history, (T, n); NaN before a series starts.
     """
 
     data: HierarchicalData
@@ -49,7 +49,17 @@ class BaseForecast:
 
 
 def base_forecast(data: HierarchicalData, horizon: int, model: str = "ets") -> BaseForecast:
-    """Fit ``"ets"`` (AutoETS) or ``"arima"`` (AutoARIMA) to every series, in one process."""
+    """Fit a classical model to every series, in one process.
+
+    Args:
+        data: The history of n series.
+        horizon: Number of steps H.
+        model: ``"ets"`` (AutoETS) or ``"arima"`` (AutoARIMA).
+
+    Raises:
+        ParameterError: If the model is unknown or cannot be fitted, or a series has gaps.
+        MissingExtraError: If statsforecast is not installed.
+    """
     check_choice("model", model, tuple(MODELS))
     pandas, statsforecast = (require(name, "A classical forecast") for name in ("pandas", "statsforecast"))
     models = require("statsforecast.models", "A classical forecast")
@@ -63,10 +73,10 @@ def base_forecast(data: HierarchicalData, horizon: int, model: str = "ets") -> B
     engine = statsforecast.StatsForecast(models=[automatic], freq=1, n_jobs=1)
     try:
         table = engine.forecast(df=frame, h=horizon, level=[90], fitted=True)
-    except Exception as error:  # of any kind, such as NotImplementedError for few rows
+    except Exception as error:  # any type, such as NotImplementedError for few rows
         raise ParameterError(
             f"{MODELS[model]} could not be fitted to {len(data.index)} rows ({error or type(error).__name__}).",
-            "It needs several rows of every series, and more for seasons.",
+            "It needs several rows of every series, and more with a season.",
             "Use a longer history, or a shorter season.",
         ) from error
     inside = engine.forecast_fitted_values()
@@ -79,7 +89,20 @@ def base_forecast(data: HierarchicalData, horizon: int, model: str = "ets") -> B
 
 
 def reconcile(base: BaseForecast, row: str, samples: int = 200, seed: int = 0) -> np.ndarray:
-    """Draws (S, H, n) of one of ``ROWS``, coherent each; point forecasts are one draw."""
+    """Draw coherent forecasts by one of the classical methods.
+
+    Args:
+        base: Independent forecasts of n series over H steps.
+        row: One of ``ROWS``.
+        samples: Number of draws S, for rows that are not point forecasts.
+        seed: Seed of the draws.
+
+    Returns:
+        Draws, (S, H, n); a point forecast is one draw.
+
+    Raises:
+        ParameterError: If the row is unknown, MinT cannot be fitted, or permbu-mint gets no tree.
+    """
     check_choice("row", row, ROWS)
     hierarchy, random = base.data.hierarchy, np.random.default_rng(seed)
     bottoms = slice(hierarchy.aggregates, None)
@@ -101,7 +124,7 @@ def reconcile(base: BaseForecast, row: str, samples: int = 200, seed: int = 0) -
 
 
 def _minimum_trace(base: BaseForecast, seed: int) -> Any:
-    """The sampler of the reconciled normal law; its P (m, n) maps base to bottom means."""
+    """Fit MinT; return the sampler of the reconciled normal law, whose P (m, n) maps base means to bottom means."""
     methods = require("hierarchicalforecast.methods", "MinT")
     try:
         fitted = methods.MinTrace("mint_shrink").fit(
@@ -113,28 +136,41 @@ def _minimum_trace(base: BaseForecast, seed: int) -> Any:
             intervals_method="normality",
             seed=seed,
         )
-    except Exception as error:  # of any kind, such as a bare one for errors that are all 0
+    except Exception as error:  # any type, such as a bare Exception for errors that are all 0
         raise ParameterError(
             f"MinT could not be fitted ({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
-            "It weighs series by the covariance of their in-sample errors, which constant series do not have.",
+            "It weights series by the covariance of their in-sample errors, which is degenerate for constant series.",
             "Use the rows naivebu or bu-normal, or leave out the classical rows.",
         ) from error
     return fitted.sampler
 
 
 def reordered(
-    draws: np.ndarray,  # (S, H, m), margins of the bottom series
-    errors: np.ndarray,  # (T, n), in-sample, NaN where unknown
+    draws: np.ndarray,  # (S, H, m)
+    errors: np.ndarray,  # (T, n)
     hierarchy: Hierarchy,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """The same margins with the rank dependence of past errors among siblings, (S, H, m)."""
+    """Reorder independent draws so that siblings have the rank dependence of past errors.
+
+    Args:
+        draws: Draws of the bottom series, (S, H, m).
+        errors: In-sample errors of all series, (T, n); NaN where unknown.
+        hierarchy: Plain sums of a tree.
+        random: Picks the errors.
+
+    Returns:
+        Draws with the same marginals, (S, H, m).
+
+    Raises:
+        ParameterError: If the hierarchy is not a tree, or fewer than two rows of errors are complete.
+    """
     nodes = _nested(hierarchy)
     known = errors[~np.isnan(errors).any(1)]
     if len(known) < 2:
         raise ParameterError(
             f"Only {len(known)} rows have in-sample errors of all series.",
-            "Their ranks are the dependence that permbu-mint restores.",
+            "permbu-mint takes the dependence between series from their ranks.",
             "Use a longer history, or the row mint-normal.",
         )
     count = len(draws)
@@ -142,14 +178,14 @@ def reordered(
     ranks = np.argsort(np.argsort(known[picked], axis=0, kind="stable"), axis=0)  # (S, n)
     bottom = draws.copy()
     for node, members in nodes:
-        part = bottom[..., members]  # (S, H, members)
-        order = np.argsort(part.sum(-1), axis=0)[ranks[:, node]]  # (S, H)
-        bottom[..., members] = np.take_along_axis(part, order[..., None], axis=0)
+        below = bottom[..., members]  # (S, H, members)
+        order = np.argsort(below.sum(-1), axis=0)[ranks[:, node]]  # (S, H)
+        bottom[..., members] = np.take_along_axis(below, order[..., None], axis=0)
     return bottom
 
 
 def _nested(hierarchy: Hierarchy) -> list[tuple[int, np.ndarray]]:
-    """Every node but the largest with its bottom series, small ones first; refused unless these nest like a tree."""
+    """Return every node below the root with its bottom series, small nodes first; raise unless they form a tree."""
     summation = hierarchy.summation
     sizes = np.diff(summation.indptr)
     overlap = (summation @ summation.T).tocoo()
@@ -166,7 +202,7 @@ def _nested(hierarchy: Hierarchy) -> list[tuple[int, np.ndarray]]:
 
 
 def _check_runs(data: HierarchicalData) -> None:
-    """Raise where a series has a gap after its start, or does not reach the end."""
+    """Raise if a series is empty, or has a gap between its start and the end of the history."""
     seen = ~np.isnan(data.values)
     gaps = np.maximum.accumulate(seen, axis=0) & ~seen
     empty = ~seen.any(0)
@@ -174,6 +210,6 @@ def _check_runs(data: HierarchicalData) -> None:
         at, series = np.argwhere(gaps)[0] if gaps.any() else (0, int(np.flatnonzero(empty)[0]))
         raise ParameterError(
             f"Series {data.names[series]!r} has no value at {data.index[at]}.",
-            "The classical models need every value from a series' start to the end of the history.",
+            "Classical models need every value from the start of a series to the end of the history.",
             "Fill the gap, or leave out the classical rows.",
         )

@@ -36,16 +36,16 @@ TRAINER = {"max_epochs": 10, "gradient_clip_val": 10.0, "logger": False, "enable
 class DeepVAREstimator(PyTorchLightningEstimator):
     """Trains a DeepVAR network whose forecasts obey a hierarchy and further constraints at every step.
 
-    Args, besides those that every GluonTS estimator has:
-        hierarchy: A ``Hierarchy`` or other constraint on the n series of a step, or a summation matrix.
-        method: A name in ``METHODS`` or a ``Method``.
-        constraint: A further constraint in data units, such as ``NonNegative()``.
-        context_length: Steps read before the horizon H; by default 3 H, at least the longest lag.
+    Args:
+        freq, prediction_length: Pandas alias, and the horizon H in steps.
+        hierarchy: A constraint on the n series of a step, or a summation matrix (n, m).
+        method, constraint: A name in ``METHODS`` or a ``Method``, and a further constraint in data units.
+        context_length: Steps before the horizon; by default 3 H, at least the longest lag.
         lags_seq, time_features: By default those of the frequency; time features are names in ``CYCLES``.
-        rank, family: Columns of the covariance's low-rank part (0 is diagonal), and ``NORMAL`` or ``student_t(df)``.
-        scaling: By ``"mean"`` absolute value (True), from the ``"centre"`` as well, or ``"none"`` (False).
-        num_feat_dynamic_real: Rows of ``feat_dynamic_real`` in every entry.
-        seed: Of weights, windows and draws.
+        rank, family: Columns of the covariance's low-rank part (0: diagonal), and ``NORMAL`` or ``student_t(df)``.
+        scaling: ``"mean"`` (True), ``"centre"`` or ``"none"`` (False), as in ``DeepVAR``.
+        num_feat_dynamic_real, seed: Rows of ``feat_dynamic_real``, and the seed of weights, windows and draws.
+    The other arguments are those of GluonTS's estimators. Invalid arguments raise ParameterError.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         )
         if not isinstance(family, Family):
             raise ParameterError(
-                f"Got family={family!r}.", "It is the law of the noise.", "Pass NORMAL or student_t(df)."
+                f"Got family={family!r}.", "It is the distribution of the noise.", "Pass NORMAL or student_t(df)."
             )
         self.prediction_length = prediction_length
         self.layout = Layout(
@@ -120,48 +120,57 @@ class DeepVAREstimator(PyTorchLightningEstimator):
     def train_model(
         self, training_data: Iterable[Mapping[str, Any]], validation_data: Any = None, **options: Any
     ) -> TrainOutput:
-        """Train on random windows; the weights of the epoch with the smallest (validation) loss are kept."""
+        """Train on random windows and keep the weights of the epoch with the smallest (validation) loss.
+
+        Args:
+            training_data: GluonTS entries with targets of shape (n, T).
+            validation_data: Entries whose last window is the validation set.
+            **options: As in GluonTS.
+
+        Raises:
+            ProbhardError: If the entries do not fit each other or the constraint, or are too short.
+        """
         self._windows = Windows(training_data, self.layout)
         expected = self.constraint.variables
         if expected is not None and expected != self._windows.variables:
             raise ShapeError(
                 f"The data have {self._windows.variables} series, the constraint {expected}.",
-                "Each series is one variable of the constraint.",
+                "Every series is one variable of the constraint.",
                 "Pass all series, aggregates first, in the order of the hierarchy's rows.",
             )
-        given = self.trainer_kwargs
+        trainer_kwargs = self.trainer_kwargs
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
             torch.manual_seed(self.seed)
-            # a copy, because GluonTS takes the callbacks out of it; checkpoints go where they are not left behind
-            self.trainer_kwargs = {"default_root_dir": folder, **given}
+            # a copy, because GluonTS removes the callbacks from it; checkpoints go to the temporary folder
+            self.trainer_kwargs = {"default_root_dir": folder, **trainer_kwargs}
             try:
                 return super().train_model(training_data, validation_data, **options)
             finally:
-                self.trainer_kwargs, self._windows = given, None
+                self.trainer_kwargs, self._windows = trainer_kwargs, None
 
     def create_transformation(self) -> Transformation:
-        """None: windows are cut from tensors."""
+        """Return the identity: windows are cut from tensors."""
         return Identity()
 
     def create_lightning_module(self) -> DeepVARModule:
-        """The network with the constraint, scaled by the training data."""
+        """Build the network with its constraint, scaled by the training data."""
         assert self._windows is not None
         network = DeepVAR(self.layout, self._windows.variables, **self.network_options)
         network.typical.copy_(self._windows.typical())
         return DeepVARModule(network, self.constraint, self.method, self.lr, self.weight_decay)
 
     def create_training_data_loader(self, data: Any, module: Any, **options: Any) -> RandomWindows:
-        """Random windows of the training data."""
+        """Return batches of random windows of the training data."""
         assert self._windows is not None
         return RandomWindows(self._windows, self.batch_size, self.num_batches_per_epoch, self.seed)
 
     def create_validation_data_loader(self, data: Any, module: Any, **options: Any) -> DataLoader[Window]:
-        """The last window of every entry."""
+        """Return batches of the last window of every entry."""
         batches = last_windows(Windows(data, self.layout), self.batch_size)
         return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # Lightning reads a list as many loaders
 
     def create_predictor(self, transformation: Transformation, module: Any) -> DeepVARPredictor:
-        """The predictor of a trained module."""
+        """Wrap a trained module as a predictor."""
         return DeepVARPredictor(module, self.num_parallel_samples, self.seed)
 
 
@@ -169,38 +178,52 @@ def _check(length: int, lags: Sequence[int], cycles: Sequence[str], context: int
     if length < 1 or not lags or min(lags) < 1 or (context is not None and context < 1):
         raise ParameterError(
             f"Got prediction_length={length}, lags_seq={list(lags)}, context_length={context}.",
-            "A horizon and a context have at least one step, and a step sees only steps before it.",
-            "Choose positive numbers.",
+            "Horizon and context have at least one step, and a lag looks back at least one step.",
+            "Pass positive numbers.",
         )
     for name in cycles:
         check_choice("time feature", name, tuple(CYCLES))
 
 
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Check that an argument is a whole number.
+
+    Args:
+        name: Name of the argument, for the error text.
+        value: Its value.
+        least: Smallest valid value.
+
+    Raises:
+        ParameterError: If it is not a whole number of at least ``least``.
+    """
+    if not isinstance(value, int | np.integer) or value < least:
+        raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least} or more.")
+
+
 def _check_options(sizes: Mapping[str, Any], counts: Mapping[str, Any], rates: Mapping[str, Any]) -> None:
-    """Raise for sizes below 1, counts below 0 and rates out of their ranges."""
+    """Raise for sizes below 1, counts below 0 and rates out of range."""
     for least, group in ((1, sizes), (0, counts)):
         for name, value in group.items():
-            if not isinstance(value, int | np.integer) or value < least:
-                raise ParameterError(f"Got {name}={value!r}.", "It is a whole number.", f"Pass {least} or more.")
+            check_count(name, value, least)
     for name, value in rates.items():
         fits = isinstance(value, float | int | np.floating) and 0 <= value < (1 if name == "dropout_rate" else math.inf)
         if not fits or (name == "lr" and value == 0):
             raise ParameterError(
                 f"Got {name}={value!r}.",
-                "Learning rate and weight decay are not negative, the rate of dropout is from 0 to below 1.",
-                "Choose such a number, for instance lr=1e-3.",
+                "lr is positive, weight_decay is not negative, dropout_rate is from 0 to below 1.",
+                "Pass a number in that range, for instance lr=1e-3.",
             )
 
 
 def _constraint(hierarchy: Any, constraint: Constraint | None, method: Method) -> Constraint:
-    """The constraint on a time step."""
+    """Combine the hierarchy and the further constraint on a time step."""
     parts = [] if hierarchy is None else [hierarchy if isinstance(hierarchy, Constraint) else Hierarchy(hierarchy)]
     parts += [] if constraint is None else [constraint]
     if not parts:
         if method.training != NOTHING or method.inference != NOTHING or method.penalty:
             raise ParameterError(
                 "DeepVAREstimator got neither a hierarchy nor a constraint.",
-                "The method projects on them.",
+                "The method projects onto them.",
                 "Pass hierarchy=S, or method='base'.",
             )
         return Box()

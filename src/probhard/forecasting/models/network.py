@@ -5,8 +5,8 @@
     h_t = LSTM layers (x_t), each after the first with a residual,
     z_t = centre + scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units.
 
-With a centre of 0 all inputs are near 1 and a step of Adam moves every gate by their number: slow with many series, but
-a brake on overfitting few rows. Nothing here knows of constraints: the projection takes z_t as it is, in data units.
+With a centre of 0, all inputs are near 1 and a step of Adam moves every gate by their number. This is slow with many
+series, but it limits overfitting to few rows. The network knows no constraints; z_t is projected in data units.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from probhard.laws.student_t import student_t
 
 State = list[tuple[Tensor, Tensor]]  # hidden and cell state of every layer, (1, B, hidden)
 
-FIRST_SPREAD = 0.1  # of an untrained network, relative to the scale of a series
+FIRST_SPREAD = 0.1  # spread of an untrained network, relative to the scale of a series
 SMALLEST_SPREAD = 1e-3
 SCALINGS = ("mean", "centre", "none")
 FAMILIES: dict[str, Family] = {family.name: family for family in (NORMAL, LAPLACE, LOGISTIC, UNIFORM)}
 
 
 class Units(NamedTuple):
-    """What a series' values are measured from and in."""
+    """Location and scale that normalize the values of a series."""
 
     centre: Tensor  # (B, 1, n)
     scale: Tensor  # (B, 1, n)
 
 
 class DeepVAR(nn.Module):
-    """Maps windows to the laws of all their context and horizon steps, each given the true values before it.
+    """Maps windows to the laws of their context and horizon steps, each given the true values before it.
 
     Args:
-        layout: What a window holds.
+        layout: Shape and features of a window.
         variables: Number of series n.
-        num_layers: LSTM layers.
-        hidden_size: Units of each.
-        dropout_rate: Between the layers.
-        rank: Columns of the low-rank part of the covariance; 0 is diagonal.
-        family: Law of the noise.
-        scaling: ``"mean"`` divides each series by its mean absolute value, ``"centre"`` also measures it from its mean,
-            ``"none"`` does nothing.
+        num_layers, hidden_size: Number of LSTM layers, and units per layer.
+        dropout_rate: Dropout between the layers.
+        rank: Columns of the covariance's low-rank part; 0 is diagonal.
+        family: Distribution of the noise.
+        scaling: ``"mean"`` divides each series by its mean absolute value, ``"centre"`` also subtracts its mean,
+            ``"none"`` does neither.
+    An unknown scaling raises ParameterError.
     """
 
     typical: Tensor
@@ -80,20 +80,20 @@ class DeepVAR(nn.Module):
         )
         self.dropout = nn.Dropout(dropout_rate)
         self.head = nn.Linear(hidden_size, variables * (2 + rank))
-        self.register_buffer("typical", torch.ones(variables))  # scales of series without observed context
+        self.register_buffer("typical", torch.ones(variables))  # scales of series without values in the context
         for parameter in self.parameters():
             nn.init.xavier_uniform_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
         self.float()
 
     def record(self) -> dict[str, Any]:
-        """Plain values from which ``from_record`` builds the same architecture."""
+        """Return the architecture as plain values for ``from_record``."""
         law = {"name": self.family.name, "exact": self.family.exact, "df": getattr(self.family, "df", None)}
         sizes = {"variables": self.variables, "rank": self.rank, "scaling": self.scaling}
         return {"layout": asdict(self.layout), **sizes, **self.options, "family": law}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DeepVAR:
-        """An untrained network of a recorded architecture."""
+        """Build an untrained network from ``record()``."""
         tuples: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in record["layout"].items()}
         law = record["family"]
         family: Family = FAMILIES[law["name"]] if law["df"] is None else student_t(law["df"])
@@ -101,7 +101,7 @@ class DeepVAR(nn.Module):
         return cls(Layout(**tuples), family=family if law["exact"] else family.independent(), **rest)
 
     def forward(self, window: Window) -> LocationScale:
-        """The laws of the context and horizon steps, batch (B, steps) and event n, in data units."""
+        """Return the laws of the context and horizon steps, batch shape (B, steps), event shape (n,), in data units."""
         values, units = self.scaled(window.target)
         hidden, _ = self.recur(self.inputs(values, window.features, units))
         return self.law(hidden, units)
@@ -110,7 +110,14 @@ class DeepVAR(nn.Module):
         self,
         target: Tensor,  # (B, lags + context + horizon, n), NaN where unknown
     ) -> tuple[Tensor, Units]:  # the same in its units, 0 where unknown
-        """Measure the targets by what the context shows of them."""
+        """Normalize targets by their location and scale in the context.
+
+        Args:
+            target: Targets in data units, (B, lags + context + horizon, n); NaN where unknown.
+
+        Returns:
+            Normalized targets of the same shape, 0 where unknown, and their units.
+        """
         observed = ~torch.isnan(target)
         values = torch.where(observed, target, 0.0)
         zero = torch.zeros_like(values[:, :1])
@@ -129,15 +136,32 @@ class DeepVAR(nn.Module):
         features: Tensor,  # (B, steps, F)
         units: Units,
     ) -> Tensor:  # (B, steps, inputs)
-        """What the network sees at each step: never the value of the step itself."""
+        """Collect the inputs of each step, which never hold the value of the step itself.
+
+        Args:
+            values: Normalized values, (B, lags + steps, n).
+            features: Features, (B, steps, F).
+            units: Their scales are inputs too.
+
+        Returns:
+            Inputs, (B, steps, inputs).
+        """
         steps, first = features.shape[1], self.layout.longest_lag
         lagged = [values[:, first - lag : first - lag + steps] for lag in self.layout.lags_seq]
         size = units.scale.log()
-        size = (size - size.mean(-1, keepdim=True)).expand(-1, steps, -1)  # free of the unit of measurement
+        size = (size - size.mean(-1, keepdim=True)).expand(-1, steps, -1)  # independent of the unit
         return torch.cat([*lagged, features, size], -1)
 
     def recur(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Run the layers over the steps, (B, steps, hidden), from a state on."""
+        """Run the layers over the steps.
+
+        Args:
+            inputs: Inputs, (B, steps, inputs).
+            state: State before the first step; None starts from zeros.
+
+        Returns:
+            Hidden states, (B, steps, hidden), and the state after the last step.
+        """
         hidden, after = inputs, []
         for k, layer in enumerate(self.layers):
             out, last = layer(self.dropout(hidden) if k else hidden, None if state is None else state[k])
@@ -146,7 +170,12 @@ class DeepVAR(nn.Module):
         return hidden, after
 
     def law(self, hidden: Tensor, units: Units) -> LocationScale:
-        """The law of each step in data units."""
+        """Map hidden states to laws in data units.
+
+        Args:
+            hidden: Hidden states, (*batch, hidden).
+            units: Location and scale, broadcast to (*batch, n).
+        """
         loc, raw, *factor = self.head(hidden).split([self.variables, self.variables, *self._factor_sizes()], -1)
         shift = math.log(math.expm1(FIRST_SPREAD))
         spread = functional.softplus(raw + shift) + SMALLEST_SPREAD

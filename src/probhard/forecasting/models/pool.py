@@ -1,13 +1,12 @@
-"""Several forecasts as one: a linear pool of draws, its weights chosen on past windows.
+"""Linear pool of forecasts, with weights chosen on past windows.
 
-The pool draws from member k with probability w_k. Its CRPS, pooled over steps and series, is a quadratic function of
-the weights,
+The pool draws from member k with probability w_k. Its CRPS, pooled over steps and series, is quadratic in the weights,
 
     CRPS(w) = sum_k w_k a_k - 1/2 sum_kl w_k w_l B_kl,      a_k = E|X_k - y|,    B_kl = E|X_k - X_l|,
 
 with a and B summed over steps and series and divided by the summed ``|y|``. B is conditionally negative definite, so
-that the best weights on the simplex, over the mean of several windows, are those of a small convex programme. Draws of
-coherent members are coherent; a last projection makes them non-negative.
+the best weights on the simplex, for the mean over several windows, solve a small convex program. Draws of coherent
+members are coherent; ``nonnegative`` projects them onto non-negative values.
 """
 
 from __future__ import annotations
@@ -22,21 +21,27 @@ from probhard.constraints import Hierarchy, NonNegative
 from probhard.errors import ParameterError, ShapeError
 from probhard.projection.layer import DPPL
 
-PAIRED = 100  # draws of each member that are compared with each other
-CHUNK = 2**22  # differences held at a time
+PAIRED = 100  # draws per member for the pairwise distances B
+CHUNK = 2**22  # differences per step, to bound the memory
 
 
 def scores(draws: Sequence[np.ndarray], target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The coefficients a (K,) and B (K, K) of one window.
+    """Compute the coefficients of the pool's CRPS on one window.
 
     Args:
-        draws: Of each of K members, (S, H, n).
-        target: What was observed, (H, n), NaN where it was not.
+        draws: Draws of each of K members, (S, H, n).
+        target: Observed values, (H, n); NaN where missing.
+
+    Returns:
+        a (K,) and B (K, K).
+
+    Raises:
+        ProbhardError: If shapes do not fit, or no observed value differs from 0.
     """
     if not draws or any(member.shape[1:] != target.shape for member in draws):
         raise ShapeError(
             f"Got draws of shapes {[member.shape for member in draws]} for a target of shape {target.shape}.",
-            "Every member forecasts all series over the same steps, draws first.",
+            "Every member needs forecasts of all series over the same steps, draws first.",
             "Pass (S, H, n) for each member and (H, n) for the target.",
         )
     observed = ~np.isnan(target).ravel()
@@ -59,7 +64,7 @@ def scores(draws: Sequence[np.ndarray], target: np.ndarray) -> tuple[np.ndarray,
 
 
 def _distance(first: torch.Tensor, second: torch.Tensor, same: bool) -> float:
-    """Sum over the columns of E|X - X'|; without the pairs of a draw with itself."""
+    """Sum E|X - X'| over the columns, without the pairs of a draw with itself."""
     pairs = len(first) * (len(second) - 1 if same and len(second) > 1 else len(second))
     width = max(1, CHUNK // (len(first) * len(second)))
     parts = zip(first.split(width, 1), second.split(width, 1))
@@ -67,14 +72,24 @@ def _distance(first: torch.Tensor, second: torch.Tensor, same: bool) -> float:
 
 
 def best_weights(windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Weights (K,) of least mean CRPS over windows of ``scores``; those below a hundredth are left out."""
+    """Find the weights of smallest mean CRPS; weights below 0.01 are set to 0.
+
+    Args:
+        windows: Coefficients a (K,) and B (K, K) of past windows, from ``scores``.
+
+    Returns:
+        Weights with sum 1, (K,).
+
+    Raises:
+        ParameterError: If there are no windows.
+    """
     if not windows:
-        raise ParameterError("There are no windows.", "Weights are chosen on them.", "Pass scores() of past windows.")
+        raise ParameterError("There are no windows.", "Weights are fitted to them.", "Pass scores() of past windows.")
     near = np.mean([a for a, _ in windows], axis=0)
     apart = np.mean([b for _, b in windows], axis=0)
     count = len(near)
     starts = [np.full(count, 1 / count), np.eye(count)[int((near - apart.diagonal() / 2).argmin())]]
-    found = [
+    solutions = [
         minimize(
             lambda w: float(w @ near - w @ apart @ w / 2),
             start,
@@ -86,19 +101,32 @@ def best_weights(windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray
         )
         for start in starts
     ]
-    weights = np.clip(min(found, key=lambda result: float(result.fun)).x, 0, None)
+    weights = np.clip(min(solutions, key=lambda result: float(result.fun)).x, 0, None)
     weights[weights < 0.01 * weights.sum()] = 0
     return weights / weights.sum()
 
 
 def pooled(draws: Sequence[np.ndarray], weights: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Draws (count, H, n) of the pool: each member's share, to within one draw, without repeats where it has enough."""
+    """Draw from the pool, without repeats where a member has enough draws.
+
+    Args:
+        draws: Draws of each of K members, (S, H, n).
+        weights: Weights with sum 1, (K,); shares are exact to within one draw.
+        count: Number of draws.
+        seed: Seed of the selection.
+
+    Returns:
+        Draws in random order, (count, H, n).
+
+    Raises:
+        ParameterError: If the weights are not K numbers of at least 0 with sum 1.
+    """
     weights = np.asarray(weights, dtype=np.float64)
     if weights.shape != (len(draws),) or not (weights >= 0).all() or abs(weights.sum() - 1) > 1e-6:
         raise ParameterError(
             f"{len(draws)} members got the weights {weights.tolist()}.",
-            "Each member has a share of the draws.",
-            "Pass one weight of at least 0 for each member, with sum 1.",
+            "They are the members' shares of the draws.",
+            "Pass one weight of at least 0 per member, with sum 1.",
         )
     random, exact = np.random.default_rng(seed), count * weights
     share = np.floor(exact).astype(int)
@@ -110,9 +138,18 @@ def pooled(draws: Sequence[np.ndarray], weights: np.ndarray, count: int, seed: i
 
 
 def nonnegative(draws: np.ndarray, hierarchy: Hierarchy) -> np.ndarray:
-    """The nearest coherent draws without negative values."""
-    bad = np.flatnonzero((draws < 0).any(-1))
+    """Project draws with negative values to the nearest coherent and non-negative ones.
+
+    Args:
+        draws: Coherent draws, (*batch, n).
+        hierarchy: The sums over n series.
+
+    Returns:
+        Draws, (*batch, n); those without negative values are unchanged.
+    """
+    negative = np.flatnonzero((draws < 0).any(-1))
     flat = draws.reshape(-1, draws.shape[-1]).copy()
-    if len(bad):
-        flat[bad] = DPPL("orthogonal").project(torch.from_numpy(flat[bad]), hierarchy & NonNegative()).value.numpy()
+    if len(negative):
+        points = torch.from_numpy(flat[negative])
+        flat[negative] = DPPL("orthogonal").project(points, hierarchy & NonNegative()).value.numpy()
     return flat.reshape(draws.shape)

@@ -1,15 +1,17 @@
-"""A trained DeepVAR as a GluonTS predictor: sample paths of the horizon, and a folder of plain files to keep it in.
+"""A trained DeepVAR as a GluonTS predictor that draws sample paths and is saved as plain files.
 
     deepvar.json (architecture, method, constraint) + constraint.npz + weights.pt (tensors only)
 
-None of these files can run code when it is read.
+Reading these files never runs code.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,12 @@ FORMAT, FORMAT_VERSION = "probhard-deepvar", 1
 
 
 class DeepVARPredictor(PyTorchPredictor):
-    """Draws paths of the horizon; those of a projecting method are feasible at every step.
+    """Draws sample paths of the horizon; with a projecting method they are feasible at every step.
 
     Args:
         module: Trained network with its constraint and method.
-        num_parallel_samples: Paths per entry, unless ``predict`` is told otherwise.
-        seed: Of the draws; every call of ``predict`` begins with it.
+        num_parallel_samples: Default number of paths per entry.
+        seed: Seed of the draws; every call of ``predict`` starts from it.
         device: As in GluonTS.
     """
 
@@ -61,7 +63,18 @@ class DeepVARPredictor(PyTorchPredictor):
         self.num_parallel_samples, self.seed = num_parallel_samples, seed
 
     def predict(self, dataset: Iterable[Mapping[str, Any]], num_samples: int | None = None) -> Iterator[SampleForecast]:
-        """Forecasts of the steps after each entry's last row, samples (S, horizon, n) in float64."""
+        """Forecast the steps after the last row of each entry.
+
+        Args:
+            dataset: GluonTS entries with targets of shape (n, T).
+            num_samples: Paths per entry S.
+
+        Returns:
+            Forecasts with samples (S, horizon, n) in float64.
+
+        Raises:
+            ShapeError: If an entry does not have n series.
+        """
         module: DeepVARModule = self.prediction_net.eval()
         layout = module.network.layout
         generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -78,8 +91,16 @@ class DeepVARPredictor(PyTorchPredictor):
             length = len(series.target) - layout.past
             yield SampleForecast(samples.numpy(force=True), series.start + length, item_id=series.item_id)
 
+    def extended(self, steps: int) -> DeepVARPredictor:
+        """Return a predictor of ``steps`` steps with the same network: a rollout can have any length."""
+        module: DeepVARModule = self.prediction_net
+        network = copy.copy(module.network)  # a shallow copy: the weights are shared
+        network.layout = replace(network.layout, prediction_length=steps)
+        extended = DeepVARModule(network, module.constraint, module.method)
+        return DeepVARPredictor(extended, self.num_parallel_samples, self.seed, self.device)
+
     def serialize(self, path: str | os.PathLike[str]) -> None:
-        """Write the predictor to a folder: JSON, arrays and weights, never a pickled object."""
+        """Write the predictor to the folder ``path`` as JSON, arrays and weights, without pickled objects."""
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         module: DeepVARModule = self.prediction_net
@@ -93,7 +114,7 @@ class DeepVARPredictor(PyTorchPredictor):
             "num_parallel_samples": self.num_parallel_samples,
             "seed": self.seed,
         }
-        Predictor.serialize(self, folder)  # the file from which GluonTS finds this class
+        Predictor.serialize(self, folder)  # writes the file by which GluonTS finds this class
         (folder / "deepvar.json").write_text(json.dumps(content, indent=1))
         np.savez(folder / "constraint.npz", **arrays)
         torch.save(module.state_dict(), folder / "weights.pt")
@@ -108,7 +129,14 @@ class DeepVARPredictor(PyTorchPredictor):
     ) -> DeepVARPredictor:
         """Read a predictor from a folder; never runs code from its files.
 
-        ``constraint`` and ``method`` are needed only if the saved ones hold a function or a metric module.
+        Args:
+            path: Folder written by ``serialize``.
+            device: As in GluonTS.
+            constraint: Required if the saved one holds a function or a general set.
+            method: Required if the saved one holds a metric module.
+
+        Raises:
+            ParameterError: If a file is missing or damaged, or a required argument is not passed.
         """
         folder = Path(path)
         content = read_record(folder / "deepvar.json", FORMAT, FORMAT_VERSION, "DeepVARPredictor.serialize")
@@ -125,7 +153,7 @@ def _stored(content: dict[str, Any], name: str) -> Any:
     if content[name] is None:
         raise ParameterError(
             f"The {name} of this predictor was not saved.",
-            "It holds a function, a general set or a module, and only plain values are stored.",
+            "It holds a function, a general set or a module; only plain values are stored.",
             f"Pass {name}=... as it was in training.",
         )
     return content[name]

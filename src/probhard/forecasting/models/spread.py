@@ -1,12 +1,11 @@
-"""How wide draws should be: one factor on their deviations from the mean, learned on windows that were held out.
+"""Calibration of the spread: one factor on the deviations of draws from their mean, fitted on held-out windows.
 
     y^(s)  ->  mean + c (y^(s) - mean),          c^2 = argmin of the pooled CRPS over past windows.
 
-A network that is trained on a few years knows its own noise, not how far the next years may leave what it has seen; its
-errors on rows that it has not learned from say that. One factor for all nodes and steps keeps sums, so that coherent
-draws stay coherent. The errors of one window go together across nodes and steps: two of them say about as much as the
-network itself, so the factor is the geometric mean of 1 and of the best one. That one is the minimum of a convex
-function, since quantiles are linear in it.
+A network trained on a few years knows their noise, but not how far later years may depart from them. Its errors on
+held-out rows show that. One factor for all nodes and steps keeps the sums, so coherent draws stay coherent. The errors
+of a window are correlated across nodes and steps, so two windows carry little information: the factor c is the
+geometric mean of 1 and the best factor. The loss is convex in the factor, since quantiles are linear in it.
 """
 
 from __future__ import annotations
@@ -21,46 +20,59 @@ import torch
 from probhard import score
 from probhard.forecasting.data.table import HierarchicalData
 
-WINDOWS = 2  # at most as many past windows
-LIMITS = (0.1, 10.0)  # of the best factor
+WINDOWS = 2  # most past windows
+LIMITS = (0.1, 10.0)  # range of the best factor
 
-Window = tuple[HierarchicalData, HierarchicalData]  # what is known, and what followed
+Window = tuple[HierarchicalData, HierarchicalData]  # training rows and the test rows after them
 
 
 def past_windows(data: HierarchicalData, horizon: int) -> list[Window]:
-    """The last windows of the history, the earliest first; none where they would leave too little to learn from.
+    """Return the last windows of the history, the earliest first.
 
-    At least half of the rows, and a training window, come before the first, with a value of every bottom series.
+    At least half of the rows, and one training window, come before the first. The list is empty if that is not
+    possible, or if some bottom series has no value before the first window.
+
+    Args:
+        data: The history.
+        horizon: Rows of a window.
     """
     rows = len(data.index)
     count = min(WINDOWS, (rows - max(rows // 2, 2 * horizon + 1)) // horizon)
-    found = [data.train_test(horizon, origin) for origin in range(count - 1, -1, -1)]
-    silent = found and bool(np.isnan(found[0][0].bottom).all(0).any())
-    return [] if silent else [window for window in found if (np.nan_to_num(window[1].values) != 0).any()]
+    windows = [data.train_test(horizon, origin) for origin in range(count - 1, -1, -1)]
+    starts_late = windows and bool(np.isnan(windows[0][0].bottom).all(0).any())
+    return [] if starts_late else [window for window in windows if (np.nan_to_num(window[1].values) != 0).any()]
 
 
 def spread_factor(draws: Sequence[np.ndarray], windows: Sequence[Window]) -> float:
-    """The factor c for draws (S, H, n) of each of these windows; 1 without windows."""
+    """Fit the factor c.
+
+    Args:
+        draws: Draws for each window, (S, H, n).
+        windows: From ``past_windows``.
+
+    Returns:
+        The factor; 1 without windows.
+    """
     if not windows:
         return 1.0
-    parts = []
+    terms = []
     for paths, (_, test) in zip(draws, windows):
         y, samples = torch.from_numpy(test.values), torch.from_numpy(paths)
         mean = samples.mean(0)
-        parts.append((mean, score.sample_quantiles(samples, score.LEVELS) - mean, y.nan_to_num(), ~y.isnan()))
+        terms.append((mean, score.sample_quantiles(samples, score.LEVELS) - mean, y.nan_to_num(), ~y.isnan()))
 
     def loss(log_factor: float) -> float:
         total = 0.0
-        for mean, deviation, y, seen in parts:
+        for mean, deviation, y, seen in terms:
             losses = score.quantile_loss(mean + math.exp(log_factor) * deviation, y, score.LEVELS, seen)
             total += float(losses.sum() / (y * seen).abs().sum())
         return total
 
-    found = scipy.optimize.minimize_scalar(loss, bounds=[math.log(limit) for limit in LIMITS], method="bounded")
-    return math.exp(float(found.x) / 2)
+    best = scipy.optimize.minimize_scalar(loss, bounds=[math.log(limit) for limit in LIMITS], method="bounded")
+    return math.exp(float(best.x) / 2)
 
 
 def widened(draws: np.ndarray, factor: float) -> np.ndarray:
-    """Draws (S, H, n) with their deviations from the mean multiplied."""
+    """Multiply the deviations of draws (S, H, n) from their mean by a factor; same shape."""
     mean = draws.mean(0)
     return draws if factor == 1 else mean + factor * (draws - mean)

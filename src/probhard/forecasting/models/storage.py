@@ -1,8 +1,8 @@
-"""Saved folders: JSON, arrays and weights, and constraints as plain arrays and names.
+"""Saved folders: JSON, arrays and weights; constraints as plain arrays and names.
 
     hierarchy: S, held nodes, names, tags;      rows: A, b, held variables;      box: lower, upper.
 
-Nothing that is read back can run code. Functions and general sets are not stored.
+Reading never runs code. Functions and general sets are not stored.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 
-from probhard.constraints.base import Constraint
-from probhard.constraints.box import Box
-from probhard.constraints.equality import LinearEquality
-from probhard.constraints.hierarchy import Hierarchy
-from probhard.constraints.intersection import Intersection
+from probhard.constraints.base import STORED, Constraint
 from probhard.errors import ParameterError
-from probhard.rows.system import LinearSystem
 
-Arrays = dict[str, Any]  # of NumPy arrays
+Arrays = dict[str, Any]  # NumPy arrays by name
 
 
 def read_record(file: Path, format: str, version: int, writer: str) -> dict[str, Any]:
-    """The plain values of a JSON file with this mark."""
+    """Read a JSON file of a given format and version.
+
+    Args:
+        file: The file.
+        format: Expected format mark.
+        version: Expected version.
+        writer: Function that writes such files, for the error text.
+
+    Raises:
+        ParameterError: If the file is missing or damaged, or has another format or version.
+    """
     content = _read(file, lambda: json.loads(file.read_text(encoding="utf-8")), writer)
     if not isinstance(content, dict) or content.get("format") != format or content.get("version") != version:
         raise ParameterError(
@@ -40,7 +44,11 @@ def read_record(file: Path, format: str, version: int, writer: str) -> dict[str,
 
 
 def read_arrays(file: Path) -> Arrays:
-    """The arrays of an npz file."""
+    """Read the arrays of an npz file, without pickled objects.
+
+    Raises:
+        ParameterError: If the file is missing or damaged, or holds objects.
+    """
 
     def load() -> Arrays:
         with np.load(file, allow_pickle=False) as arrays:
@@ -50,49 +58,46 @@ def read_arrays(file: Path) -> Arrays:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file of weights."""
+    """Read the tensors of a file of weights, without pickled objects.
+
+    Raises:
+        ParameterError: If the file is missing or damaged, or holds objects.
+    """
     return _read(file, lambda: torch.load(file, map_location="cpu", weights_only=True))
 
 
 def _read(file: Path, load: Callable[[], Any], writer: str = "the method that saved the others") -> Any:
     try:
         return load()
-    except Exception as error:  # of many kinds: no file, bad JSON, a broken archive, pickled objects
+    except Exception as error:  # many types: no file, bad JSON, a broken archive, pickled objects
         raise ParameterError(
             f"{file} cannot be read ({type(error).__name__}).",
             "It is missing or damaged, or holds more than plain values.",
-            f"Pass a whole folder, as written by {writer}.",
+            f"Pass a complete folder written by {writer}.",
         ) from error
 
 
 def constraint_record(constraint: Constraint) -> tuple[list[dict[str, Any]] | None, Arrays]:
-    """The parts of a constraint as plain values, and their arrays; None if a part is a function or a general set."""
-    parts = constraint.parts() if isinstance(constraint, Intersection) else (constraint,)
+    """Return the parts of a constraint as plain values, and their arrays.
+
+    The values are None if a part is a function or a general set, which are not stored.
+    """
     record: list[dict[str, Any]] = []
     arrays: Arrays = {}
-    for number, part in enumerate(parts):
-        if isinstance(part, Hierarchy):
-            held = part.stackable()[2]
-            record.append({"kind": "hierarchy", "names": part.names, "tags": part.tags})
-            found = {**_split(part.summation), "held": held}
-        elif isinstance(part, LinearEquality):
-            matrix, b, held = part.stackable()
-            record.append({"kind": "rows", "rank": part.rank})
-            found = {**_split(matrix), "b": b.numpy(force=True), "held": held}
-        elif isinstance(part, Box):
-            record.append({"kind": "box"})
-            found = {"lower": part.lower.numpy(force=True), "upper": part.upper.numpy(force=True)}
-        else:
+    for number, part in enumerate(constraint.parts()):
+        stored = part.stored()
+        if stored is None:
             return None, {}
-        arrays |= {f"{number}.{name}": value for name, value in found.items()}
+        record.append({"kind": part.stored_as, **stored[0]})
+        arrays |= {f"{number}.{name}": value for name, value in stored[1].items()}
     return record, arrays
 
 
 def constraint_from_record(record: list[dict[str, Any]], arrays: Mapping[str, np.ndarray]) -> Constraint:
-    """The constraint of a record.
+    """Build a constraint from the values and arrays of ``constraint_record``.
 
     Raises:
-        ParameterError: If the record is not one of ``constraint_record``.
+        ParameterError: If a part or an array is missing or unknown.
     """
     try:
         parts = [_part(values, f"{number}.", arrays) for number, values in enumerate(record)]
@@ -109,20 +114,5 @@ def constraint_from_record(record: list[dict[str, Any]], arrays: Mapping[str, np
 
 
 def _part(values: dict[str, Any], at: str, arrays: Mapping[str, np.ndarray]) -> Constraint:
-    if values["kind"] == "box":
-        return Box(*(torch.from_numpy(arrays[at + name]) for name in ("lower", "upper")))
-    matrix, held = _joined(at, arrays), arrays[at + "held"]
-    if values["kind"] == "hierarchy":
-        return Hierarchy(matrix, values["names"], values["tags"], [int(node) for node in held])
-    if values["kind"] == "rows":
-        return LinearEquality(LinearSystem.of(matrix, held), torch.from_numpy(arrays[at + "b"]), values["rank"])
-    raise KeyError(values["kind"])
-
-
-def _split(matrix: sp.csr_array) -> Arrays:
-    return {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": np.array(matrix.shape)}
-
-
-def _joined(at: str, arrays: Mapping[str, np.ndarray]) -> sp.csr_array:
-    data, indices, indptr, shape = (arrays[at + name] for name in ("data", "indices", "indptr", "shape"))
-    return sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))
+    own = {name.removeprefix(at): value for name, value in arrays.items() if name.startswith(at)}
+    return STORED[values["kind"]].restored(values, own)

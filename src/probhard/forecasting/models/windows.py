@@ -2,8 +2,8 @@
 
     rows of a window:   lags (longest lag) | context | horizon
 
-A missing value is NaN, and so is the padding in front of a short series; there is no other mask.
-A batch is one gather from the stacked series; what is random about it comes from a generator seeded per epoch.
+Missing values and the padding before a short series are NaN; there is no other mask. A batch is one gather from the
+stacked series, at rows drawn by a generator that is seeded per epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from probhard.forecasting.data.seasons import cycle_features, period_frequency, 
 
 
 class Window(NamedTuple):
-    """A batch of windows: targets in data units, NaN where unknown, and what is known of every step to predict."""
+    """A batch of windows: targets in data units, NaN where unknown, and the features of every predicted step."""
 
     target: Tensor  # (B, lags + context + horizon, n)
     features: Tensor  # (B, context + horizon, F)
@@ -30,7 +30,16 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What is read from a data set, and how windows are cut from it."""
+    """Shape of windows and the inputs that they hold.
+
+    Args:
+        freq: Frequency of the periods.
+        prediction_length: Rows of the horizon.
+        context_length: Rows of the context.
+        lags_seq: Lags in rows.
+        time_features: Names in ``CYCLES``.
+        num_feat_dynamic_real: Rows of ``feat_dynamic_real``.
+    """
 
     freq: str
     prediction_length: int
@@ -41,7 +50,7 @@ class Layout:
 
     @property
     def longest_lag(self) -> int:
-        """Rows in front of the context that only lags look at."""
+        """Rows before the context, used by the lags only."""
         return max(self.lags_seq)
 
     @property
@@ -57,7 +66,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Series:
-    """One entry of a data set: its targets after ``past`` rows of padding, and its features likewise."""
+    """One entry of a data set, with ``layout.past`` rows of padding before its targets and features."""
 
     target: Tensor  # (past + T, n)
     features: Tensor  # (past + T + future, F)
@@ -66,19 +75,28 @@ class Series:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], layout: Layout, future: int = 0) -> Series:
-        """Read a GluonTS entry: ``target`` (n, T), ``start``, and features over T + future steps if there are any."""
+        """Read a GluonTS entry.
+
+        Args:
+            entry: ``target`` (n, T), ``start``, and optionally ``observed_values`` and ``feat_dynamic_real``.
+            layout: Shape of the windows.
+            future: Steps after the last row that features must cover.
+
+        Raises:
+            ProbhardError: If a field is missing, has a wrong shape or frequency, or is infinite.
+        """
         absent = [name for name in ("start", "target") if name not in entry]
         if absent:
             raise ParameterError(
                 f"An entry of the data set has no {absent[0]!r}; it has {sorted(entry)}.",
-                "An entry is a table of all series, (n, T), and its first stamp.",
-                "Pass entries as GluonTS has them, such as HierarchicalData.to_gluonts() makes.",
+                "An entry holds a table of all series, (n, T), and its first period.",
+                "Pass GluonTS entries, such as those of HierarchicalData.to_gluonts().",
             )
         target = np.array(entry["target"], dtype=np.float64, ndmin=2)  # (n, T)
         if np.ndim(entry["target"]) != 2:
             raise ShapeError(
                 f"The target has shape {np.shape(entry['target'])}.",
-                "All series of a hierarchy are one target, (n, T).",
+                "All series of a hierarchy form one target, (n, T).",
                 "Group univariate entries with gluonts' MultivariateGrouper, or use HierarchicalTimeSeries.",
             )
         if np.isinf(target).any():
@@ -92,7 +110,7 @@ class Series:
             if observed.shape != target.shape:
                 raise ShapeError(
                     f"observed_values have shape {observed.shape}, the target {target.shape}.",
-                    "Each value is observed or not.",
+                    "They mark each value as observed or not.",
                     "Pass (n, T) for both.",
                 )
             target = np.where(observed, target, np.nan)
@@ -114,14 +132,22 @@ class Series:
         return self.target.shape[1]
 
     def last(self, layout: Layout) -> Window:
-        """The window whose horizon follows the last row, a batch of one; its targets there are NaN."""
+        """Return the window whose horizon follows the last row, as a batch of one; its horizon targets are NaN."""
         horizon = self.target.new_full((layout.prediction_length, self.variables), torch.nan)
         steps = layout.context_length + layout.prediction_length
         return Window(torch.cat([self.target[-layout.past :], horizon])[None], self.features[None, -steps:])
 
 
 class Windows:
-    """All windows of a data set that hold a whole horizon."""
+    """All windows of a data set that hold a whole horizon.
+
+    Args:
+        dataset: GluonTS entries with targets of shape (n, T).
+        layout: Shape of the windows.
+
+    Raises:
+        ProbhardError: If there is no entry, entries differ in n, are too short, or are all NaN.
+    """
 
     def __init__(self, dataset: Iterable[Mapping[str, Any]], layout: Layout) -> None:
         entries = [Series.of(entry, layout) for entry in dataset]
@@ -129,7 +155,7 @@ class Windows:
         if len(sizes) != 1:
             raise ShapeError(
                 f"The entries of the data set have {sizes} series." if entries else "The data set has no entry.",
-                "One network predicts all series of an entry.",
+                "One network predicts all series, so every entry needs the same ones.",
                 "Pass entries of one hierarchy.",
             )
         self.layout, self.variables = layout, sizes[0]
@@ -139,7 +165,7 @@ class Windows:
         for entry in entries:
             latest = len(entry.target) - layout.past - layout.prediction_length  # rows before the last horizon
             if latest > 0:
-                # a series shorter than a window gives padded ones, with at least half of what there is as history
+                # series shorter than a window give padded windows, with at least half of their rows as history
                 earliest = min(layout.past, (latest + 1) // 2)
                 origins.append(offset + torch.arange(earliest, latest + 1))
                 last.append(offset + latest)
@@ -156,20 +182,27 @@ class Windows:
             raise ParameterError("All targets are NaN.", "There is nothing to learn from.", "Check the data set.")
 
     def typical(self) -> Tensor:
-        """Mean absolute value of each series where it is observed, (n,); the smallest positive one for zeros."""
+        """Return the mean absolute value of each series, (n,); the smallest positive one replaces zeros."""
         mean = self.target.double().abs().nanmean(0).nan_to_num(0.0)
         positive = mean[mean > 0]
         return torch.where(mean > 0, mean, positive.min() if len(positive) else 1.0).float()
 
     def at(self, origins: Tensor) -> Window:
-        """The windows that begin at these rows."""
+        """Return the windows that begin at the rows ``origins``, (B,)."""
         layout = self.layout
         rows = origins[:, None] + torch.arange(layout.past + layout.prediction_length)  # (B, rows)
         return Window(self.target[rows], self.features[rows[:, layout.longest_lag :]])
 
 
 class RandomWindows:
-    """An epoch of random batches; every epoch has a seed of its own."""
+    """Batches of random windows; every iteration is an epoch with its own seed.
+
+    Args:
+        windows: All windows.
+        batch_size: Windows per batch.
+        batches: Batches per epoch.
+        seed: Seed of all epochs.
+    """
 
     def __init__(self, windows: Windows, batch_size: int, batches: int, seed: int) -> None:
         self.windows, self.batch_size, self.batches = windows, batch_size, batches
@@ -188,33 +221,34 @@ class RandomWindows:
 
 
 def last_windows(windows: Windows, batch_size: int) -> list[Window]:
-    """Batches of the last whole window of every entry."""
+    """Return batches of the last whole window of every entry, ``batch_size`` windows each."""
     return [windows.at(origins) for origins in windows.latest.split(batch_size)]
 
 
 def _period(start: Any, freq: str) -> pd.Period:
-    """The first stamp of an entry, checked against the frequency."""
+    """Return the first period of an entry; raise if its frequency differs."""
     if not isinstance(start, pd.Period):
         return pd.Period(start, freq=freq)
     if period_frequency(start.freqstr) != freq:
         raise ParameterError(
             f"An entry starts at {start} with the frequency {start.freqstr!r}; the estimator has {freq!r}.",
-            "Lags and time features belong to one frequency.",
+            "Lags and time features depend on the frequency.",
             f"Pass freq={start.freqstr!r}, or resample the data.",
         )
     return start
 
 
 def _dynamic(entry: Mapping[str, Any], layout: Layout, length: int) -> np.ndarray:
-    """The entry's dynamic features after ``past`` rows of zeros, (past + length, count)."""
+    """Return the dynamic features after ``past`` rows of zeros, (past + length, count)."""
     count = layout.num_feat_dynamic_real
     if not count:
         return np.empty((layout.past + length, 0))
-    given = np.asarray(entry.get("feat_dynamic_real", np.empty((0, 0))), dtype=np.float64)
-    if given.ndim != 2 or given.shape[0] != count or given.shape[1] < length or not np.isfinite(given).all():
+    features = np.asarray(entry.get("feat_dynamic_real", np.empty((0, 0))), dtype=np.float64)
+    fits = features.ndim == 2 and features.shape[0] == count and features.shape[1] >= length
+    if not fits or not np.isfinite(features).all():
         raise ShapeError(
-            f"feat_dynamic_real has shape {given.shape}; {count} finite features over {length} steps are needed.",
-            "Features must be known at every step, and for forecasts over the horizon too.",
-            "Pass (num_feat_dynamic_real, T), and T + prediction_length columns to predict.",
+            f"feat_dynamic_real has shape {features.shape}; {count} finite features over {length} steps are needed.",
+            "Features must be known at every step, including the horizon of a forecast.",
+            "Pass (num_feat_dynamic_real, T) to train, and T + prediction_length columns to predict.",
         )
-    return np.pad(given[:, :length].T, ((layout.past, 0), (0, 0)))
+    return np.pad(features[:, :length].T, ((layout.past, 0), (0, 0)))

@@ -1,93 +1,56 @@
-"""Forecasts that were made by anyone, made coherent: arrays in, a coherent law out, nothing is trained.
+"""Reconciliation of the forecasts of any model: arrays in, a coherent law out, without training.
 
 For each of H steps, with base forecasts f of n series and draws z of their law,
 
-    mean: argmin over u of |u - f|_Q^2,      draw: argmin over u of |u - z|_Q^2,      u feasible:
+    mean: argmin over feasible u of |u - f|_Q^2,      draw: argmin over feasible u of |u - z|_Q^2.
 
-sums add up, and bounds and fixed nodes hold where there are any. ``Q^-1`` is ``diag(s^2)``, the series' own variances
-(oblique), ``I`` (orthogonal, MinT's ols) or ``diag(|S| 1)`` (structural, MinT's wls_struct). The laws of base forecasts
-are those of ``given``; a node that is immutable keeps its own, clipped at its bounds.
+A feasible u adds up and obeys the bounds and fixed values. The weight ``W = Q^-1`` is
+
+    oblique:     diag(s^2), the variances of the series;
+    orthogonal:  I, as MinT's ols;
+    structural:  diag(|S| 1), as MinT's wls_struct.
+
+An immutable node keeps its forecast, clipped at its bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
-from scipy.special import ndtri
 
 from probhard.constraints import Box, Constraint, Hierarchy, LinearEquality
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice
 from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.result import Reconciled, mean_of_feasible
 from probhard.metric import DiagonalMetric
 from probhard.projection.layer import DPPL
 
+__all__ = ["CHUNK", "METRICS", "Reconciled", "Reconciliation", "everywhere"]
+
 METRICS = ("oblique", "orthogonal", "structural")
-CHUNK = 2_000_000  # numbers that are projected at a time
-CERTAIN = 1e-3  # of the smallest spread of a step: what a spread of 0 counts as in the oblique metric
-
-
-@dataclass(frozen=True, eq=False)
-class Reconciled:
-    """Coherent forecasts; NaN where a point could not be made feasible, which ``reasons`` tell by step.
-
-    Args:
-        mean: (H, n).
-        draws: (S, H, n); None where there were only means.
-        spread: Exact standard deviations of normal margins, (H, n), where these are known.
-        before: The draws as they were, (S, H, n).
-        constraints: Steps, (k,), and the constraint that they obey.
-    """
-
-    mean: np.ndarray
-    draws: np.ndarray | None = None
-    spread: np.ndarray | None = None
-    before: np.ndarray | None = None
-    constraints: list[tuple[np.ndarray, Constraint]] = field(default_factory=list)
-    reasons: dict[int, str] = field(default_factory=dict)
-
-    def explain(self) -> None:
-        """Give a reason to every step with points that are not feasible."""
-        gone = np.isnan(self.mean).any(1)
-        lost = np.zeros_like(gone, dtype=np.int64) if self.draws is None else np.isnan(self.draws[..., 0]).sum(0)
-        for step in np.flatnonzero(gone | (lost > 0)):
-            also = " and the mean" if gone[step] else ""
-            self.reasons.setdefault(int(step), f"{lost[step]} draws{also} could not be made feasible.")
-
-    def quantiles(self, probabilities: Sequence[float]) -> np.ndarray:
-        """Quantiles of each series, (Q, H, n): in closed form where that is exact, else of the feasible draws."""
-        if self.draws is None:
-            raise ParameterError(
-                "Quantiles were asked of forecasts that are means alone.",
-                "Nothing tells how uncertain they are.",
-                "Add intervals, quantiles or draws to the forecasts, or leave out the levels.",
-            )
-        if self.spread is not None:
-            return self.mean + self.spread * ndtri(np.asarray(probabilities))[:, None, None]
-        lost = np.isnan(self.draws[..., 0])  # (S, H)
-        if not lost.any():
-            return np.quantile(self.draws, probabilities, axis=0)
-        found = np.full((len(probabilities), *self.mean.shape), np.nan)
-        for step in np.flatnonzero(~lost.all(0)):
-            found[:, step] = np.quantile(self.draws[~lost[:, step], step], probabilities, axis=0)
-        return found
+CHUNK = 2_000_000  # numbers per projection, to bound the memory
+CERTAIN = 1e-3  # spread that replaces 0 in the oblique metric, relative to the smallest positive one of the step
 
 
 @dataclass(frozen=True, eq=False)
 class Reconciliation:
-    """What forecasts must obey, and how far they may move.
+    """The constraints on forecasts of n series over H steps, and the metric of the projection.
 
     Args:
-        hierarchy: The sums, and immutable nodes if it has any.
-        metric: One of ``METRICS``; None is oblique, or structural for means alone.
-        nonnegative: No series is below 0.
-        upper: Bounds: a number, (n,) or (H, n); inf or NaN for none.
-        fixed: Values that nodes must have, (n,) or (H, n); NaN for nodes that are free.
-        on_failure: ``"raise"``, or ``"flag"`` points that cannot be made feasible.
+        hierarchy: The sums, with immutable nodes if any.
+        metric: One of ``METRICS``; None means oblique, or structural for means only.
+        nonnegative: Whether all series are at least 0.
+        upper: Upper bounds: a number, (n,) or (H, n); inf or NaN for none.
+        fixed: Values of fixed nodes: a number, (n,) or (H, n); NaN for free nodes.
+        on_failure: ``"raise"``, or ``"flag"`` to mark infeasible points with NaN.
+
+    Raises:
+        ParameterError: If the metric or ``on_failure`` is unknown.
     """
 
     hierarchy: Hierarchy
@@ -103,20 +66,29 @@ class Reconciliation:
             check_choice("metric", self.metric, METRICS)
 
     def __call__(self, base: Forecasts, samples: int = 1000, seed: int = 0) -> Reconciled:
-        """The coherent law of base forecasts, with so many draws where they have none of their own."""
+        """Reconcile base forecasts.
+
+        Args:
+            base: Forecasts of all n series over H steps.
+            samples: Number of draws S, if the forecasts have none.
+            seed: Seed of the draws.
+
+        Returns:
+            The reconciled law.
+
+        Raises:
+            ProbhardError: If shapes or parameters are invalid, or a step is infeasible and ``on_failure="raise"``.
+        """
         shape = self.check(base)
         if samples < 1:
-            raise ParameterError(f"Got samples={samples}.", "Draws are made from the law.", "Ask for at least one.")
+            raise ParameterError(f"Got samples={samples}.", "Draws represent the law.", "Pass at least 1.")
         if not 0 <= seed < 2**63:
-            raise ParameterError(f"Got seed={seed}.", "It starts a generator.", "Pass a number from 0 to 2^63 - 1.")
+            raise ParameterError(
+                f"Got seed={seed}.", "It seeds a torch generator.", "Pass a number from 0 to 2^63 - 1."
+            )
         before = None if base.certain else base.drawn(samples, torch.Generator().manual_seed(seed))
-        result = Reconciled(
-            np.full(shape, np.nan),
-            None if before is None else np.full_like(before, np.nan),
-            np.full(shape, np.nan) if self.exact(base) else None,
-            before,
-        )
-        weight, pending = self.weight(base), self._alike(shape)
+        result = Reconciled.empty(shape, before, self.exact(base))
+        weight, pending = self.weight(base), self._groups(shape)
         while pending:
             steps = pending.pop()
             try:
@@ -135,54 +107,69 @@ class Reconciliation:
         return result
 
     def check(self, base: Forecasts) -> tuple[int, int]:
-        """The steps and series of forecasts that have all nodes."""
+        """Check that forecasts have all n nodes; return their steps and series, (H, n).
+
+        Raises:
+            ShapeError: If the number of series is not n.
+        """
         shape = base.shape
         if shape[1] != self.hierarchy.variables:
             raise ShapeError(
                 f"There are forecasts of {shape[1]} series, the hierarchy has {self.hierarchy.variables}.",
-                "Every node has a forecast, aggregates first.",
+                "Every node needs a forecast, aggregates first.",
                 "Add the missing nodes, or sum bottom forecasts with Forecasts.summed.",
             )
         return shape
 
     def constraint(self, steps: np.ndarray, shape: tuple[int, int]) -> Constraint:
-        """What these of H steps must obey; the same nodes must be fixed in all of them."""
-        found: Constraint = self.hierarchy
+        """Build the constraint on some steps.
+
+        Args:
+            steps: Numbers of k steps with the same fixed nodes, (k,).
+            shape: All steps and series, (H, n).
+        """
+        constraint: Constraint = self.hierarchy
         value = everywhere(self.fixed, np.nan, shape)[steps]
         nodes = np.flatnonzero(~np.isnan(value[0]))
         if len(nodes):
             rows = sp.csr_array(sp.eye_array(shape[1], format="csr")[nodes])
-            found = found & LinearEquality(rows, torch.from_numpy(value[:, nodes]), rank="reveal")
-        return found & Box(*map(torch.from_numpy, self._bounds(steps, shape))) if self._bounded else found
+            constraint = constraint & LinearEquality(rows, torch.from_numpy(value[:, nodes]), rank="reveal")
+        if not self._bounded:
+            return constraint
+        return constraint & Box(*map(torch.from_numpy, self._bounds(steps, shape)))
 
     def _bounds(self, steps: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper bounds of some steps, (k, n)."""
+        """Return lower and upper bounds of k steps, (k, n) each."""
         upper = everywhere(self.upper, np.inf, shape)[steps]
         upper = np.where(np.isnan(upper), np.inf, upper)
         return np.full_like(upper, 0.0 if self.nonnegative else -np.inf), upper
 
     def exact(self, base: Forecasts) -> bool:
-        """Whether the reconciled margins are normal laws of known spreads; those of sums are, unless some are fixed."""
+        """Return whether the reconciled marginals are exactly normal, so that their spreads are known."""
         return base.stddev is not None and not self._bounded and not (base.summing and self.fixed is not None)
 
     def chosen(self, base: Forecasts) -> str:
-        """The metric for these forecasts."""
+        """Return the name of the metric for these forecasts."""
         return self.metric or ("structural" if base.certain else "oblique")
 
     @property
     def _bounded(self) -> bool:
         return self.nonnegative or self.upper is not None
 
-    def _alike(self, shape: tuple[int, int]) -> list[np.ndarray]:
-        """The steps in groups that have the same fixed nodes."""
+    def _groups(self, shape: tuple[int, int]) -> list[np.ndarray]:
+        """Group the steps by their fixed nodes."""
         if self.fixed is None:
             return [np.arange(shape[0])] if shape[0] else []
         free = np.isnan(everywhere(self.fixed, np.nan, shape))
         group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
         return [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
 
-    def weight(self, base: Forecasts) -> Any:
-        """The metric of given steps."""
+    def weight(self, base: Forecasts) -> Callable[[np.ndarray], DiagonalMetric]:
+        """Return a function from numbers of steps, (k,), to their metric.
+
+        Raises:
+            ParameterError: If the metric is oblique and the forecasts have no spreads.
+        """
         metric, spread = self.chosen(base), base.spread
         if metric != "oblique":
             sizes = self.hierarchy.sizes if metric == "structural" else torch.ones_like(self.hierarchy.sizes)
@@ -190,7 +177,7 @@ class Reconciliation:
         if spread is None:
             raise ParameterError(
                 "The oblique metric got forecasts without spreads.",
-                "It moves uncertain series more than certain ones.",
+                "It moves uncertain series more than others.",
                 "Add intervals, quantiles or several draws to the forecasts, or use the metric 'structural'.",
             )
         least = np.where(spread > 0, spread, np.inf).min(1, keepdims=True)
@@ -200,16 +187,16 @@ class Reconciliation:
     def _fill(
         self, result: Reconciled, steps: np.ndarray, constraint: Constraint, base: Forecasts, layer: DPPL
     ) -> None:
-        """Write the projected mean and draws of some steps."""
+        """Project the mean and draws of some steps into ``result``."""
         bounds = self._bounds(steps, base.shape)
         if base.mean is not None:
             result.mean[steps] = self._project(base.mean[steps], bounds, constraint, layer)
         if result.draws is None or result.before is None:
             return
-        parts = -(-len(result.draws) * len(steps) * base.shape[1] // CHUNK)
-        for part in np.array_split(np.arange(len(result.draws)), parts):
-            at = np.ix_(part, steps)
-            result.draws[at] = self._project(result.before[at], bounds, constraint, layer)
+        chunks = -(-len(result.draws) * len(steps) * base.shape[1] // CHUNK)
+        for chunk in np.array_split(np.arange(len(result.draws)), chunks):
+            entries = np.ix_(chunk, steps)
+            result.draws[entries] = self._project(result.before[entries], bounds, constraint, layer)
         if base.mean is None:
             result.mean[steps] = mean_of_feasible(result.draws[:, steps])
         elif base.stddev is not None and result.spread is not None:
@@ -219,7 +206,7 @@ class Reconciliation:
     def _project(
         self, points: np.ndarray, bounds: tuple[np.ndarray, np.ndarray], constraint: Constraint, layer: DPPL
     ) -> np.ndarray:
-        """The nearest feasible points, NaN where none was found."""
+        """Project points (..., k, n) to the nearest feasible ones; NaN if the projection did not converge."""
         z, held = torch.from_numpy(points), self.hierarchy.system.held
         if held is not None:
             lower, upper = (torch.from_numpy(x)[..., held] for x in bounds)
@@ -229,19 +216,25 @@ class Reconciliation:
 
 
 def everywhere(value: Any, missing: float, shape: tuple[int, int]) -> np.ndarray:
-    """A number, (n,) or (H, n) for every step and series."""
+    """Broadcast bounds or fixed values to every step and series.
+
+    Args:
+        value: A number, (n,), (H, n) or None.
+        missing: Stands for None.
+        shape: (H, n).
+
+    Returns:
+        A read-only array, (H, n).
+
+    Raises:
+        ShapeError: If the value does not broadcast.
+    """
     array = np.asarray(missing if value is None else value, dtype=np.float64)
     try:
         return np.broadcast_to(array, shape)
     except ValueError as error:
         raise ShapeError(
             f"Bounds or fixed values have shape {array.shape}, there are {shape[0]} steps of {shape[1]} series.",
-            "Each belongs to a series, at every step or at one.",
-            f"Give one number, {(shape[1],)} or {shape}.",
+            "They apply to a series at every step, or at one step.",
+            f"Pass one number, or shape {(shape[1],)} or {shape}.",
         ) from error
-
-
-def mean_of_feasible(draws: np.ndarray) -> np.ndarray:
-    """The mean of the draws that are feasible, (k, n); NaN where none is."""
-    count = (~np.isnan(draws)).sum(0)
-    return np.where(count > 0, np.nansum(draws, 0) / np.maximum(count, 1), np.nan)

@@ -1,7 +1,7 @@
-"""A forecast of rows that were held out, beside forecasts that need no network.
+"""Backtest of a forecast on held-out rows, next to two baselines.
 
-Seasonal naive is a point forecast, whose CRPS is its absolute error; ETS bottom-up is a normal law of every bottom
-series, summed as if they were independent (the row ``bu-normal`` of ``classical``).
+seasonal naive:  a point forecast; its CRPS is its absolute error;
+ETS bottom-up:   normal laws of the bottom series, summed as if independent (``bu-normal`` of ``models.classical``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ NAIVE, ETS = "seasonal naive", "ETS bottom-up"
 
 @dataclass(frozen=True, eq=False)
 class Backtest:
-    """What a forecast and its rivals did on held-out rows.
+    """Scores of a forecast and the baselines on held-out rows.
 
     Args:
         test: The held-out rows.
         draws: The forecast, (S, H, n).
-        scores: By name, the forecast first.
-        nodes: CRPS of every node by name, (n,), NaN where nothing but zeros was observed.
-        coverage: By level, the share of targets inside each central interval.
-        pit: Counts of the probability integral transform in equal bins.
-        left_out: Rivals that could not be fitted, and why.
+        scores: Scores by name, the forecast first.
+        nodes: CRPS of every node by name, (n,); NaN if its observed values are all 0.
+        coverage: Share of targets inside each central interval, by level and probability.
+        pit: Counts of the probability integral transform in equal bins, (bins,).
+        left_out: Baselines that could not be fitted, with the reason.
     """
 
     test: HierarchicalData
@@ -44,35 +44,46 @@ class Backtest:
     left_out: dict[str, str]
 
     def record(self) -> dict[str, Any]:
-        """The scores as plain values."""
+        """Return the scores as plain values for JSON, with None for NaN."""
         rows = {"first": str(self.test.index[0]), "last": str(self.test.index[-1])}
-        scores = {name: found.record() for name, found in self.scores.items()}
-        for score in scores.values():  # NaN has no place in JSON
-            score["crps_levels"] = {level: None if x != x else x for level, x in score["crps_levels"].items()}
+        scores = {name: evaluation.record() for name, evaluation in self.scores.items()}
+        for score in scores.values():
+            score["crps_levels"] = {level: None if np.isnan(x) else x for level, x in score["crps_levels"].items()}
         return {**rows, "scores": scores, "left_out": self.left_out}
 
 
 def held_out(data: HierarchicalData, horizon: int) -> tuple[HierarchicalData, HierarchicalData]:
-    """The rows to train on and the last ``horizon`` ones, checked before anything is trained."""
+    """Split off the last rows, and check that both parts suffice for a backtest.
+
+    Args:
+        data: The history.
+        horizon: Number of held-out rows.
+
+    Returns:
+        The training rows and the held-out rows.
+
+    Raises:
+        ParameterError: If there are too few rows, or held-out rows or a training series have no values.
+    """
     rows = len(data.index)
     if horizon < 1 or rows <= 2 * horizon:
         raise ParameterError(
             f"The history has {rows} rows and the horizon {horizon}.",
-            "One horizon is held out, and a training window needs another and at least one row before it.",
+            "One horizon is held out; a training window needs another one and at least one row before it.",
             f"Use at least {2 * max(horizon, 1) + 1} rows, or a horizon of at most {max(1, (rows - 1) // 2)}.",
         )
     train, test = data.train_test(horizon)
     if not (np.nan_to_num(test.values) != 0).any():
         raise ParameterError(
             f"The last {horizon} rows hold nothing but zeros or gaps.",
-            "Forecasts are scored on them, relative to their size.",
-            "End the history with rows that were observed.",
+            "Scores on these rows are relative to the observed values.",
+            "End the history with observed rows.",
         )
-    silent = np.flatnonzero(np.isnan(train.bottom).all(0))
-    if len(silent):
+    empty = np.flatnonzero(np.isnan(train.bottom).all(0))
+    if len(empty):
         raise ParameterError(
-            f"Series {data.names[data.hierarchy.aggregates + silent[0]]!r} starts within the last {horizon} rows.",
-            "These are held out, and nothing is left to learn from.",
+            f"Series {data.names[data.hierarchy.aggregates + empty[0]]!r} starts within the last {horizon} rows.",
+            "These are held out, so it has no training rows.",
             "Leave out the series, or choose a shorter horizon.",
         )
     return train, test
@@ -81,24 +92,46 @@ def held_out(data: HierarchicalData, horizon: int) -> tuple[HierarchicalData, Hi
 def rivals(
     train: HierarchicalData, horizon: int, samples: int, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Draws of the forecasts to beat, and the reasons why one is left out."""
-    found, left_out = {NAIVE: seasonal_naive(train, horizon)}, {}
+    """Forecast with the baselines.
+
+    Args:
+        train: The training rows of n series.
+        horizon: Number of steps H.
+        samples: Number of draws S.
+        seed: Seed of the draws.
+
+    Returns:
+        Draws by name, (S, H, n), and the reasons for baselines that are left out.
+    """
+    draws, left_out = {NAIVE: seasonal_naive(train, horizon)}, {}
     try:
-        found[ETS] = reconcile(base_forecast(train, horizon), "bu-normal", samples, seed)
+        draws[ETS] = reconcile(base_forecast(train, horizon), "bu-normal", samples, seed)
     except (ProbhardError, MissingExtraError) as error:
         left_out[ETS] = str(error)
-    return found, left_out
+    return draws, left_out
 
 
 def backtest(
     model: str,
-    draws: np.ndarray,  # (S, H, n), made from train
+    draws: np.ndarray,  # (S, H, n)
     train: HierarchicalData,
     test: HierarchicalData,
     probabilities: Sequence[float],
     seed: int = 0,
 ) -> Backtest:
-    """Score draws and their rivals on held-out rows."""
+    """Score a forecast and the baselines on held-out rows.
+
+    Args:
+        model: Name of the forecast.
+        draws: Its draws from the training rows, (S, H, n).
+        train: The training rows.
+        test: The held-out rows.
+        probabilities: Nominal probabilities of the intervals whose coverage is measured.
+        seed: Seed of the baselines.
+
+    Raises:
+        ProbhardError: As in ``evaluate``.
+    """
     others, left_out = rivals(train, len(test.index), len(draws), seed)
     singles = {name: np.array([i]) for i, name in enumerate(test.names)}
     scores, nodes = {}, {}

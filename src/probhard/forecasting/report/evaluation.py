@@ -1,10 +1,10 @@
-"""Evaluation of draws (S, H, n), as the benchmark does it.
+"""Scores of draws (S, H, n), with the benchmark's definitions.
 
     QL_q = sum over steps and series of 2 |(x_q - y) (1[y <= x_q] - q)|,      q = 0.05, ..., 0.95,
     CRPS = mean over q of QL_q / sum |y|,
 
-pooled over all steps and series; a point forecast, (1, H, n), scores ``sum |x - y| / sum |y|``. Coherence is measured
-on every draw: the largest ``||A y||`` and the largest ``|A y|_i / |y_i|`` of any aggregate i.
+pooled over all steps and series. A point forecast, (1, H, n), scores ``sum |x - y| / sum |y|``. Incoherence is the
+largest over all draws: ``||A y||``, and ``|A y|_i / |y_i|`` of any aggregate i.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError
 from probhard.forecasting.data.table import HierarchicalData
 
-CHUNK = 2**24  # numbers looked at in one go
+CHUNK = 2**24  # numbers per step, to bound the memory
 
 
 @dataclass(frozen=True)
 class Incoherence:
-    """How far draws are from adding up: largest residual norm, largest relative residual; and their smallest value."""
+    """How far draws are from adding up.
+
+    Args:
+        largest: Largest norm of the residual of a draw.
+        relative: Largest residual of an aggregate, relative to its value.
+        smallest_draw: Smallest value of any draw.
+    """
 
     largest: float
     relative: float
@@ -37,7 +43,13 @@ class Incoherence:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of one forecast: CRPS pooled over all series and by level, incoherence, and the smallest draw."""
+    """Scores of one forecast.
+
+    Args:
+        crps: CRPS pooled over all series.
+        crps_levels: Pooled CRPS by level.
+        incoherence, incoherence_relative, smallest_draw: As in ``Incoherence``.
+    """
 
     crps: float
     crps_levels: dict[str, float]
@@ -46,19 +58,27 @@ class Evaluation:
     smallest_draw: float
 
     def record(self) -> dict[str, Any]:
-        """The fields of a line of JSON."""
+        """Return the fields as a dictionary for JSON."""
         return asdict(self)
 
 
 def evaluate(samples: Any, test: HierarchicalData) -> Evaluation:
-    """All scores of draws (S, H, n) against the observed values of a test window."""
-    found = incoherence(samples, test.hierarchy)
+    """Score a forecast on a test window.
+
+    Args:
+        samples: Draws, (S, H, n).
+        test: The H observed rows of n series.
+
+    Raises:
+        ProbhardError: If shapes do not fit, draws are not finite, or no observed value differs from 0.
+    """
+    coherence = incoherence(samples, test.hierarchy)
     return Evaluation(
         crps=pooled_crps(samples, test.values),
         crps_levels=crps_levels(samples, test.values, test.levels),
-        incoherence=found.largest,
-        incoherence_relative=found.relative,
-        smallest_draw=found.smallest_draw,
+        incoherence=coherence.largest,
+        incoherence_relative=coherence.relative,
+        smallest_draw=coherence.smallest_draw,
     )
 
 
@@ -67,7 +87,16 @@ def pooled_crps(
     target: Any,  # (H, n)
     mask: Any = None,  # (H, n) bool, True where observed; by default where the target is not NaN
 ) -> float:
-    """CRPS pooled over steps and series, relative to the summed ``|y|``."""
+    """Compute the CRPS pooled over steps and series, relative to the summed ``|y|``.
+
+    Args:
+        samples: Draws, (S, H, n); S = 1 is a point forecast.
+        target: Observed values, (H, n); NaN where missing.
+        mask: True where observed, (H, n); by default where the target is not NaN.
+
+    Raises:
+        ProbhardError: If shapes do not fit, draws are not finite, or no observed value differs from 0.
+    """
     draws, y, observed = _prepared(samples, target, mask)
     if not bool(((y != 0) & observed).any()):
         raise ParameterError(
@@ -79,31 +108,57 @@ def pooled_crps(
 
 
 def crps_levels(samples: Any, target: Any, levels: Mapping[str, np.ndarray], mask: Any = None) -> dict[str, float]:
-    """The pooled CRPS of every level; NaN where nothing but zeros was observed."""
+    """Compute the pooled CRPS of every level.
+
+    Args:
+        samples: Draws, (S, H, n).
+        target: Observed values, (H, n); NaN where missing.
+        levels: Positions of each level's series.
+        mask: True where observed, (H, n).
+
+    Returns:
+        CRPS by level; NaN for a level whose observed values are all 0.
+
+    Raises:
+        ProbhardError: If shapes do not fit or draws are not finite.
+    """
     draws, y, observed = _prepared(samples, target, mask)
-    found = {}
+    scores = {}
     for level, positions in levels.items():
-        part = torch.as_tensor(np.asarray(positions))
-        if not bool(((y[..., part] != 0) & observed[..., part]).any()):
-            found[level] = float("nan")
+        nodes = torch.as_tensor(np.asarray(positions))
+        if not bool(((y[..., nodes] != 0) & observed[..., nodes]).any()):
+            scores[level] = float("nan")
             continue
-        found[level] = float(score.weighted_quantile_loss(draws[..., part], y[..., part], mask=observed[..., part]))
-    return found
+        loss = score.weighted_quantile_loss(draws[..., nodes], y[..., nodes], mask=observed[..., nodes])
+        scores[level] = float(loss)
+    return scores
 
 
 def incoherence(samples: Any, hierarchy: Hierarchy) -> Incoherence:
-    """Over all draws (..., n). Aggregates below a millionth of the draw's largest value count as that large."""
+    """Measure the incoherence of draws.
+
+    Args:
+        samples: Draws, (*batch, n).
+        hierarchy: The sums over n series.
+
+    Returns:
+        Largest residuals; aggregates are taken as at least 1e-6 of the draw's largest value.
+
+    Raises:
+        ShapeError: If the draws do not have n series.
+    """
     draws = _tensor(samples)
     hierarchy.check_event(draws, "The draws")
     largest = relative = 0.0
     smallest = float("inf")
-    for part in draws.reshape(-1, draws.shape[-1]).split(max(1, CHUNK // draws.shape[-1])):
-        upper = part[:, : hierarchy.aggregates]
-        gap = (upper - hierarchy.aggregate(part[:, hierarchy.aggregates :])[:, : hierarchy.aggregates]).abs()
-        size = torch.maximum(upper.abs(), 1e-6 * part.abs().amax(-1, keepdim=True)).clamp(min=TINY)
+    for chunk in draws.reshape(-1, draws.shape[-1]).split(max(1, CHUNK // draws.shape[-1])):
+        aggregates = chunk[:, : hierarchy.aggregates]
+        sums = hierarchy.aggregate(chunk[:, hierarchy.aggregates :])[:, : hierarchy.aggregates]
+        gap = (aggregates - sums).abs()
+        size = torch.maximum(aggregates.abs(), 1e-6 * chunk.abs().amax(-1, keepdim=True)).clamp(min=TINY)
         largest = max(largest, float(torch.linalg.vector_norm(gap, dim=-1).max()))
         relative = max(relative, float((gap / size).max()))
-        smallest = min(smallest, float(part.min()))
+        smallest = min(smallest, float(chunk.min()))
     return Incoherence(largest, relative, smallest)
 
 
@@ -114,19 +169,46 @@ def calibration(
     probabilities: Sequence[float] = (0.5, 0.8, 0.9, 0.95),
     mask: Any = None,
 ) -> dict[str, dict[float, float]]:
-    """By level, the share of observed targets inside the central interval of each probability."""
+    """Compute the coverage of central intervals.
+
+    Args:
+        samples: Draws, (S, H, n).
+        target: Observed values, (H, n); NaN where missing.
+        levels: Positions of each level's series.
+        probabilities: Nominal probabilities of the intervals.
+        mask: True where observed, (H, n).
+
+    Returns:
+        Share of observed targets inside the interval, by level and probability.
+
+    Raises:
+        ProbhardError: If shapes do not fit or draws are not finite.
+    """
     draws, y, observed = _prepared(samples, target, mask)
-    found: dict[str, dict[float, float]] = {level: {} for level in levels}
+    shares: dict[str, dict[float, float]] = {level: {} for level in levels}
     for probability in probabilities:
         inside = score.coverage(draws, y, probability, observed)
         for level, positions in levels.items():
-            part = torch.as_tensor(np.asarray(positions))
-            found[level][probability] = float(inside[..., part].sum() / observed[..., part].sum())
-    return found
+            nodes = torch.as_tensor(np.asarray(positions))
+            shares[level][probability] = float(inside[..., nodes].sum() / observed[..., nodes].sum())
+    return shares
 
 
 def pit_counts(samples: Any, target: Any, bins: int = 10, mask: Any = None) -> np.ndarray:
-    """How many observed targets have their probability integral transform in each of equal bins, (bins,)."""
+    """Count the probability integral transforms of observed targets in equal bins.
+
+    Args:
+        samples: Draws, (S, H, n).
+        target: Observed values, (H, n); NaN where missing.
+        bins: Number of bins.
+        mask: True where observed, (H, n).
+
+    Returns:
+        Counts, (bins,).
+
+    Raises:
+        ProbhardError: If shapes do not fit or draws are not finite.
+    """
     draws, y, observed = _prepared(samples, target, mask)
     values = score.pit(draws, y, observed)[observed]
     return np.histogram(values.numpy(), bins=bins, range=(0.0, 1.0))[0]
@@ -137,7 +219,7 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _prepared(samples: Any, target: Any, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws with at least two members, targets, and where these are observed, all in float64."""
+    """Return at least two draws, the targets, and the mask of observed targets; numbers in float64."""
     draws, y = _tensor(samples), _tensor(target)
     if draws.dim() != 3 or draws.shape[1:] != y.shape or len(draws) == 0:
         raise ShapeError(
@@ -148,7 +230,7 @@ def _prepared(samples: Any, target: Any, mask: Any) -> tuple[Tensor, Tensor, Ten
     if not bool(draws.isfinite().all()):
         raise ParameterError(
             f"{int((~draws.isfinite()).sum())} of {draws.numel()} forecast values are NaN or infinite.",
-            "They have no score.",
+            "They cannot be scored.",
             "Look for the step where the forecaster failed.",
         )
     observed = ~y.isnan() if mask is None else torch.as_tensor(mask).bool().cpu() & ~y.isnan()

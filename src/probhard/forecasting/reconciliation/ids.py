@@ -1,0 +1,85 @@
+"""Hierarchies from the ids of nodes, such as "Total", "A" and "A/x".
+
+An id joins keys by "/". A node is a tuple of keys, with "" for keys that are summed over. An aggregate is the sum of
+the bottom nodes that agree with it in the other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse as sp
+
+from probhard.errors import ParameterError
+from probhard.forecasting.data.nodes import TOTAL, is_total
+
+
+def tree(rows: Sequence[tuple[str, ...]]) -> tuple[sp.csr_array, list[tuple[str, ...]], bool]:
+    """Build the summation matrix of nodes.
+
+    Args:
+        rows: Nodes as tuples of k keys, "" for keys that are summed over; repeats are allowed.
+
+    Returns:
+        The summation matrix (n, m), its n nodes, and whether the rows had only bottom nodes, so that all
+        aggregates were added.
+
+    Raises:
+        ParameterError: If there are no bottom nodes or no aggregates.
+    """
+    distinct = set(rows)
+    bottoms = sorted(node for node in distinct if all(node))
+    width = len(next(iter(distinct), ()))
+    levels = {tuple(map(bool, node)) for node in distinct}
+    only_bottoms = levels == {(True,) * width}
+    if only_bottoms:
+        first = 0 if width == 1 or len({node[0] for node in bottoms}) > 1 else 1
+        levels = {tuple(i < depth for i in range(width)) for depth in range(first, width + 1)}
+    nodes: list[tuple[str, ...]] = []
+    blocks = []
+    for level in sorted(levels, key=lambda level: (sum(level), [not kept for kept in level])):
+        labels = [tuple(part if kept else "" for part, kept in zip(node, level)) for node in bottoms]
+        row = {label: i for i, label in enumerate(sorted(set(labels)))}
+        entries = [row[label] for label in labels], np.arange(len(bottoms))
+        blocks.append(sp.csr_array((np.ones(len(bottoms)), entries), shape=(len(row), len(bottoms))))
+        nodes += row
+    if not bottoms or len(blocks) < 2:
+        raise ParameterError(
+            f"There are {len(bottoms)} bottom nodes and {len(nodes) - len(bottoms)} aggregates.",
+            "Bottom nodes have all keys; an aggregate leaves some of them empty.",
+            "Name the key columns with --keys, join ids by '/', or pass --summing.",
+        )
+    return sp.csr_array(sp.vstack(blocks)), nodes, only_bottoms
+
+
+def split(ids: Sequence[str], keys: int) -> list[tuple[str, ...]]:
+    """Split ids such as "Total", "A" and "A/B" into tuples of keys.
+
+    Args:
+        ids: Ids, one per row.
+        keys: Number of keys that the caller expects; 0 if unknown.
+
+    Returns:
+        Tuples of equal length, "" for keys that are summed over.
+
+    Raises:
+        ParameterError: If the ids do not have that many keys, or do not show which node is the total.
+    """
+    parts = [tuple(name.split("/")) for name in ids]
+    depth = max(map(len, parts), default=0)
+    if keys and depth not in (keys, keys + 1):
+        raise ParameterError(
+            f"--keys names {keys} columns that the forecasts do not have, and the ids have up to {depth} parts.",
+            "Nodes are read from key columns, or from ids joined by '/', one part for each key.",
+            "Correct --keys, or pass --summing.",
+        )
+    if depth == 1 and not keys and not any(is_total(name) for name in ids):
+        raise ParameterError(
+            f"The ids {', '.join(map(repr, sorted(set(ids))[:3]))}, ... have one part each, and none is {TOTAL!r}.",
+            "The names do not show which of them is the sum of the others.",
+            f"Call the sum {TOTAL!r}, join ids by '/', name key columns with --keys, or pass --summing.",
+        )
+    inner = {part[:i] for part in parts if len(part) == depth for i in range(1, depth)}
+    total = {part for part in parts if len(part) == 1 and is_total(part[0])} - inner
+    return [(() if part in total else part) + ("",) * (depth - len(part) * (part not in total)) for part in parts]
