@@ -16,7 +16,7 @@ STATEMENTS = {
     "import probhard.memory": "probhard._util.memory",
     "import probhard; probhard.memory": "probhard._util.memory",
     "from probhard.forecasting.given import Forecasts": "probhard.forecasting.reconciliation.given",
-    "from probhard.forecasting.data import HierarchicalData": "probhard.forecasting.data.table",
+    "from probhard.forecasting.data import summed": "probhard.forecasting.data.table",
     "from probhard.projectors import projector_of": "probhard.projection.dispatch",
     "from probhard.projectors.base import Options": "probhard.projection.base",
 }
