@@ -201,6 +201,14 @@ def tv_penalty(amount: float) -> dict[str, Any]:
     return {"also": lambda u: ([], amount * cp.tv(u)), "projection": False}
 
 
+def l1_ball(radius: float, center: Any = 0.0) -> dict[str, Any]:
+    middle = np.asarray(center)
+    return {
+        "also": lambda u: ([cp.norm1(u - middle) <= radius], 0),
+        "beyond": lambda u: [(u - torch.as_tensor(center)).abs().sum(-1) - radius],
+    }
+
+
 def ball(radius: float, center: Tensor) -> dict[str, Any]:
     return {
         "also": lambda u: ([cp.norm(u - center.numpy()) <= radius], 0),
@@ -234,6 +242,7 @@ CAPS[[1, 4]] = tensor([1.5, 0.4])
 RISING = tensor(np.linspace(0.0, 1.0, 8)), tensor(np.linspace(0.5, 1.2, 8)) + 0.3 * rand(8)
 EXTRA_ROWS = randn(2, 7)
 CENTER = rand(6)
+PORTFOLIO = tensor([0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 SETS: dict[str, Set] = {
     "box": Set(lambda: ph.Box(0.0, 1.0), 6, 0.0, 1.0),
@@ -321,6 +330,22 @@ SETS: dict[str, Set] = {
     "penalty": Set(lambda: ph.TotalVariationPenalty(0.3), 8, **tv_penalty(0.3)),
     "penalty in a box": Set(
         lambda: ph.TotalVariationPenalty(0.3) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, **tv_penalty(0.3)
+    ),
+    "L1 ball": Set(lambda: ph.L1Ball(1.5), 6, **l1_ball(1.5)),
+    "L1 ball around a point": Set(lambda: ph.L1Ball(0.7, CENTER), 6, **l1_ball(0.7, CENTER)),
+    "L1 ball in a box": Set(lambda: ph.L1Ball(1.0, CENTER) & ph.Box(0.0, 1.0), 6, 0.0, 1.0, **l1_ball(1.0, CENTER)),
+    "turnover of a portfolio": Set(
+        lambda: ph.Simplex(1.0) & ph.L1Ball(0.37, PORTFOLIO),
+        6, 0.0, A=np.ones((1, 6)), b=1.0, **l1_ball(0.37, PORTFOLIO),
+    ),
+    "L1 ball with rows on both sides": Set(
+        lambda: ph.L1Ball(4.0) & ph.LinearInequality(SIDES, SIDES_RIGHT), 7, G=SIDES, d=SIDES_RIGHT, **l1_ball(4.0)
+    ),
+    "L1 ball on a tree": Set(
+        lambda: ph.L1Ball(3.0) & ph.Hierarchy(TREE) & ph.NonNegative(), 7, 0.0, A=coherence(TREE), **l1_ball(3.0)
+    ),
+    "monotone L1 ball": Set(
+        lambda: ph.L1Ball(2.0) & ph.Monotone("increasing"), 6, G=-differences(6), **l1_ball(2.0)
     ),
     "inequalities on a tree": Set(
         lambda: ph.LinearInequality(EXTRA_ROWS, 1.0) & ph.Hierarchy(TREE) & ph.NonNegative(),

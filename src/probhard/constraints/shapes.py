@@ -19,7 +19,7 @@ from probhard.constraints.base import Constraint, immutable
 from probhard.errors import ParameterError, ShapeError
 
 SLACK = 1e14  # weight of an auxiliary variable of one row, relative to its row: the cost of moving it is nothing
-SHARED = 1e6  # ... and of one that several rows share, where more would cancel
+SHARED = 1e7  # ... and of one that several rows share, where more would cancel
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
-from probhard._util.tensors import broadcast
+from probhard._util.tensors import broadcast, checking
 from probhard.constraints.shapes import SLACK
 from probhard.projection.diagnosis import check_capacity
 from probhard.projection.parts import Parts
@@ -82,6 +82,10 @@ def polyhedron(parts: Parts, like: Tensor, validate: bool) -> Polyhedron:
 
 def lift(parts: Parts) -> Lifting:
     """The lifting of shared rows, made once for the same parts."""
+    if not parts.inequalities and not parts.shapes:  # nothing to lift, and no cache that a compiled graph would change
+        nothing = torch.zeros(0, dtype=torch.int64)
+        system = None if parts.linear is None else without_complement(parts.linear.system)
+        return Lifting(system, 0, nothing, nothing.double(), None, _unheld(system))
     objects: list[Any] = [parts.linear.system] if parts.linear is not None else []
     objects += [part.prepared for part in parts.inequalities]
     shapes = tuple(shape.key for shape in parts.shapes)
@@ -99,10 +103,6 @@ def shared(parts: Parts) -> bool:
 
 
 def _lifted(parts: Parts) -> Lifting:
-    nothing = torch.zeros(0, dtype=torch.int64)
-    if not parts.inequalities and not parts.shapes:
-        system = None if parts.linear is None else without_complement(parts.linear.system)
-        return Lifting(system, 0, nothing, nothing.double(), None, _unheld(system))
     blocks: list[tuple[sp.csr_array, sp.csr_array | None]] = []  # rows on u, and on their own auxiliary variables
     if parts.linear is not None:
         blocks.append((sp.csr_array(parts.linear.stackable()[0]), None))
@@ -161,4 +161,11 @@ def joined(parts: list[Tensor]) -> Tensor:
 
 def without_complement(system: LinearSystem) -> LinearSystem:
     """The system with a factor of ``B W B^T`` itself: the complement's would divide by weights that are almost 0."""
-    return replace(system, core=system.core.rows_form) if isinstance(system.core, NullRows) else system
+    if not isinstance(system.core, NullRows):
+        return system
+    twin: LinearSystem | None = vars(system).get("_rows_form")
+    if twin is None:
+        twin = replace(system, core=system.core.rows_form)
+        if checking():  # tensors of a traced graph must not outlive it
+            vars(system)["_rows_form"] = twin
+    return twin
