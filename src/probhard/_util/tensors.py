@@ -19,6 +19,7 @@ CACHES = (
     "_copies",
     "_compressed_rows",
     "_sizes",
+    "_rows_form",
     "_last_side",
     "_unit_factors",
 )  # attributes that belong to one dtype and device
