@@ -20,11 +20,6 @@ from probhard import (
 from probhard._util.tensors import checking
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
 def _torchs_switch():
     """torch.compile turns the checks of torch's distributions off for the whole process; turn them on again."""
