@@ -263,7 +263,7 @@ class TreeFactor(Factor):
         return torch.cat(variances, -1).index_select(-1, self.tree.order)
 
     def _subtree_variances(self, s: Tensor) -> list[Tensor]:
-        """Variances of m_i, what the subtrees imply, per level."""
+        """Variances of m_i, the part that the subtree implies, one tensor per level."""
         levels = self.tree.levels
         variances: list[Tensor] = [s] * len(levels)
         message = s[..., :0]
