@@ -47,7 +47,7 @@ class Crossing(OnDevice):
             matrix: Rows, (q, n), aggregates first.
 
         Returns:
-            The crossing, or None if the rows are none.
+            The crossing, or None if the rows form none.
         """
         rows = _rows_by_axis(matrix)
         trees = [] if rows is None else [Tree.find(axis) for axis in rows]
@@ -224,9 +224,8 @@ class _Axis:
         shadow = sp.csr_array(summation @ members)  # the coordinates that each node holds
         shadow.data[:] = 1.0
         self.size = np.diff(shadow.indptr)
-        names = np.random.default_rng(0).integers(
-            1, 2**40, count
-        )  # sums tell sets apart; a collision shows up in ``_split``
+        # sums of random names tell sets apart; ``_split`` compares the result with S, so a collision does no harm
+        names = np.random.default_rng(0).integers(1, 2**40, count)
         sums = sp.csr_array(shadow, dtype=np.int64) @ names
         _, first, self.kind = np.unique(sums, return_index=True, return_inverse=True)
         self.patterns, self.kinds = shadow[first], len(first)

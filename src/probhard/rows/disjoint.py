@@ -88,7 +88,7 @@ class DisjointRows(Structure):
         return x.unflatten(-1, (self.row_count, -1)) if self.group is None else x
 
     def join(self, x: Tensor) -> Tensor:
-        """Inverse of ``split``."""
+        """Undo ``split``: x (..., q, width) as (..., n) for blocks."""
         return x.flatten(-2) if self.group is None else x
 
     def split_coefficient(self) -> Tensor:
@@ -173,7 +173,7 @@ class DisjointFactor(Factor):
         return rows.join(mean), rows.join(scale)
 
     def plain_moments(self, z: Tensor, s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """``oblique_moments`` for variances s other than W."""
+        """``oblique_moments`` for variances s other than W; z and s are (..., q, width), b is (..., q)."""
         rows = self.structure
         mean, scale = super().moments(rows.join(z), b, rows.join(s))
         return rows.split(mean), rows.split(scale)

@@ -69,7 +69,7 @@ class SparseMap(OnDevice):
         return len(self.value) * x.numel() >= COMPRESSED * max(1, x.shape[-1])
 
     def compressed(self, transposed: bool) -> Tensor:
-        """Compressed rows (CSR) of A, or of its transpose."""
+        """Compressed rows (CSR) of A, or of its transpose if ``transposed``."""
         cache = self.__dict__.setdefault("_compressed_rows", {})
         if transposed not in cache:
             at = (self.column, self.row) if transposed else (self.row, self.column)
@@ -136,7 +136,7 @@ class DenseMap(OnDevice):
 
 @jit.compiled
 def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers) -> None:
-    """Write ``A x`` for points x (batch, n) into ``out`` (batch, q); A is given by its entries."""
+    """Write ``A x`` for points x (batch, n) into ``out`` (batch, q); row, column and value list the entries of A."""
     lanes = min(LANES, x.shape[0])
     points, images = np.empty((x.shape[1], lanes), x.dtype), np.empty((out.shape[1], lanes), x.dtype)
     for first in range(0, x.shape[0], lanes):

@@ -72,7 +72,7 @@ class Pattern(OnDevice):
         return DisjointRows(coefficient, self.shape[0], group)
 
     def seeds(self, like: Tensor) -> Tensor:
-        """One cotangent (q,) per colour, as (colours, q): 1 at the rows of the colour, else 0."""
+        """One cotangent per colour, (colours, q), in the dtype of ``like``: 1 at the rows of the colour, else 0."""
         colour = self.colour.to(like.device)
         return (torch.arange(self.colours, device=like.device).unsqueeze(-1) == colour).to(like.dtype)
 

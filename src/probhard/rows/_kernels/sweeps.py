@@ -1,8 +1,8 @@
 """Oblique sweeps of a forest of rows, compiled by numba if it is installed, as one differentiable function.
 
-These are the sweeps of ``tree`` for S = W, row by row. Let m and v be the mean and variance of a variable implied by
-the subtree below it, or its own z and w if there is none. Leaves first, a row with inside coefficients c and shared
-variable x of coefficient p gives
+These are the sweeps of ``tree`` for S = W, row by row. Let m and v be the mean and variance that the
+subtree below a variable implies, or its own z and w if there is none. Leaves first, a row with inside coefficients c
+and shared variable x of coefficient p gives
 
     V = sum c_i^2 v_i,   gap = b - sum c_i m_i,   d = V + p^2 w_x,   v_x = w_x V / d,   m_x = (V z_x + p w_x gap) / d
 
