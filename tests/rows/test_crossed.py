@@ -1,4 +1,4 @@
-"""Crossed hierarchies, swept axis by axis, against dense algebra and against the factor that serves all weights."""
+"""Crossed hierarchies, swept axis by axis, against dense algebra and against the general factor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probhard.rows import crossed
 from probhard.rows.crossed import CrossedFactor, split
 from probhard.tangent import tangent_of
 
-REGIONS = [[0, 1, 2], [3, 4], [5], [0, 1, 2, 3, 4, 5, 6, 7]]  # one of them has a single member
+REGIONS = [[0, 1, 2], [3, 4], [5], [0, 1, 2, 3, 4, 5, 6, 7]]  # one region has a single member
 PRODUCTS = [[0, 1], [2, 3, 4], [0, 1, 2, 3, 4]]
 CHANNELS = [[0, 1, 2]]
 
@@ -27,7 +27,7 @@ def tree(groups):
 
 
 def summation(*axes, seed=0):
-    """The crossing of trees, its aggregates and its bottoms in random order, bottoms last."""
+    """The crossing of trees: aggregates, then bottoms, each in random order."""
     grid = np.ones((1, 1))
     for axis in axes:
         grid = np.kron(grid, tree(axis))
@@ -61,8 +61,8 @@ def test_axes_are_found_in_any_order_of_the_nodes(case, seed):
     axes = split(sp.csr_array(S))
     assert axes is not None
     grid = np.kron(axes.small.toarray(), axes.large.toarray())
-    found = S[axes.order]
-    assert sorted(map(tuple, found.T)) == sorted(map(tuple, grid.T))  # the same but for the order of the bottoms
+    ordered = S[axes.order]
+    assert sorted(map(tuple, ordered.T)) == sorted(map(tuple, grid.T))  # equal up to the order of the bottoms
     assert len(ph.Hierarchy(S).system.crossing.axes) == len(CASES[case])
 
 
@@ -73,7 +73,7 @@ def test_places_by_months_cross():
         assert len(months.system.crossing.axes) == axes
 
 
-def test_what_is_no_complete_crossing_has_no_axes():
+def test_incomplete_crossings_have_no_axes():
     S = summation(REGIONS, PRODUCTS)
     counts = S.shape[0] - S.shape[1]
     assert split(sp.csr_array(tree(REGIONS))) is None
@@ -140,24 +140,24 @@ def test_transforms_see_the_same_projection():
     torch.testing.assert_close(torch.func.vmap(factor.scale)(z.square()), factor.scale(z.square()))
 
 
-@pytest.mark.parametrize("given", ["weights", "values", "batch"])
-def test_all_else_goes_to_the_general_factor(given):
+@pytest.mark.parametrize("case", ["weights", "values", "batch"])
+def test_other_weights_and_right_hand_sides_use_the_general_factor(case):
     S = summation(REGIONS, PRODUCTS)
     generator = torch.Generator().manual_seed(4)
     count = len(S) - S.shape[1]
     rows = torch.from_numpy(np.hstack([np.eye(count), -S[:count]]))
     b = torch.zeros(count, dtype=torch.float64)
     weight = torch.ones(len(S), dtype=torch.float64)
-    if given == "values":
+    if case == "values":
         b = torch.randn(count, dtype=torch.float64, generator=generator)
-    elif given == "weights":
+    elif case == "weights":
         weight = 0.5 + torch.rand(len(S), dtype=torch.float64, generator=generator)
     else:
         weight = 0.5 + torch.rand(2, len(S), dtype=torch.float64, generator=generator)
     constraint = ph.LinearEquality(rows, b)
     assert constraint.system.crossing is not None
     tangent = tangent_of(constraint.system, Diagonal(weight))
-    assert isinstance(tangent.factor, CrossedFactor) == (given == "values")
+    assert isinstance(tangent.factor, CrossedFactor) == (case == "values")
     z = torch.randn(2, len(S), dtype=torch.float64, generator=generator)
     gain = weight.unsqueeze(-1) * rows.mT @ torch.linalg.inv(rows * weight.unsqueeze(-2) @ rows.mT)
     expected = z - (gain @ (z @ rows.mT - b).unsqueeze(-1)).squeeze(-1)
@@ -167,9 +167,9 @@ def test_all_else_goes_to_the_general_factor(given):
 def test_nodes_that_may_not_move_stay():
     hierarchy = ph.Hierarchy(summation(REGIONS, PRODUCTS), immutable=[0, 5])
     z = torch.randn(4, hierarchy.variables, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    found = ph.DPPL("orthogonal").project(z, hierarchy).value
-    torch.testing.assert_close(found[:, [0, 5]], z[:, [0, 5]], rtol=0, atol=1e-12)
-    assert float(hierarchy.violation(found).max()) < 1e-10
+    value = ph.DPPL("orthogonal").project(z, hierarchy).value
+    torch.testing.assert_close(value[:, [0, 5]], z[:, [0, 5]], rtol=0, atol=1e-12)
+    assert float(hierarchy.violation(value).max()) < 1e-10
 
 
 def test_a_crossing_that_disagrees_is_not_used(monkeypatch):

@@ -1,4 +1,4 @@
-"""Declared Jacobian patterns: the same answers as dense Jacobians, with few vector products."""
+"""Declared Jacobian patterns: the same results as dense Jacobians, with few vector-Jacobian products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from registry import rand, randn
 
 
 def banded(n):
-    """Neighbours' products: row i touches variables 2 i, 2 i + 1 and 2 i + 2."""
+    """A pattern in which row i touches variables 2 i, 2 i + 1 and 2 i + 2."""
     rows = torch.arange(n // 2).repeat_interleave(3)
     return Pattern(rows, 2 * rows + torch.arange(3).repeat(n // 2), (n // 2, n))
 
@@ -25,8 +25,8 @@ def pairs(u, a):
 
 
 @pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
-@pytest.mark.parametrize("given", [False, True])
-def test_banded_rows_agree_with_dense_ones(metric, given):
+@pytest.mark.parametrize("explicit", [False, True])
+def test_banded_rows_agree_with_dense_ones(metric, explicit):
     n, calls = 121, []
 
     def entries(u, a):
@@ -38,7 +38,7 @@ def test_banded_rows_agree_with_dense_ones(metric, given):
     assert pattern.colours <= 3
     args = (0.5 + 0.1 * rand(2, n // 2),)
     mean, stddev = 0.5 + 0.3 * randn(2, n), rand(2, n)
-    sparse = ph.NonlinearEquality(neighbours, args, entries if given else None, pattern)
+    sparse = ph.NonlinearEquality(neighbours, args, entries if explicit else None, pattern)
     dense = ph.NonlinearEquality(neighbours, args)
     assert "sparse" in sparse.jacobian_rows(mean).algorithm
     torch.testing.assert_close(sparse.jacobian(mean), dense.jacobian(mean))
@@ -53,7 +53,7 @@ def test_banded_rows_agree_with_dense_ones(metric, given):
         assert dense.relative_violation(draws).max() < 1e-10
     for a, b in zip(*results):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-    assert bool(calls) is given
+    assert bool(calls) is explicit
 
 
 def test_disjoint_rows_take_one_product():

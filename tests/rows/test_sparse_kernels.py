@@ -1,4 +1,4 @@
-"""Compiled kernels of sparse rows against dense algebra, and the torch code that they stand in for."""
+"""Compiled kernels of sparse rows against dense algebra and against torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_numba = pytest.mark.skipif(not jit.AVAILABLE, reason="numba is not install
 
 
 def banded() -> sp.csr_array:
-    """Signed rows of different lengths, a few of them far apart: fill, and pivots of every degree."""
+    """Signed rows of different lengths, some with distant entries, so that fill and pivots of all degrees occur."""
     generator = np.random.default_rng(0)
     matrix = sp.lil_array((60, 150))
     for row in range(60):
@@ -66,10 +66,10 @@ def test_moments_and_their_gradients(structure, batch, shared):
     b = leaf(randn(q) if shared else randn(*batch, q))
     factor = structure.factor(w)
     assert isinstance(factor, KernelFactor)
-    found, expected = factor.moments(z, b), dense_moments(structure.dense(), z, w, b)
+    result, expected = factor.moments(z, b), dense_moments(structure.dense(), z, w, b)
     pull = [randn(*batch, n), randn(*batch, n)]
-    gradients = torch.autograd.grad(found, (z, w, b), pull)
-    for a, c in zip((*found, *gradients), (*expected, *torch.autograd.grad(expected, (z, w, b), pull))):
+    gradients = torch.autograd.grad(result, (z, w, b), pull)
+    for a, c in zip((*result, *gradients), (*expected, *torch.autograd.grad(expected, (z, w, b), pull))):
         torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-10)
 
 
@@ -86,7 +86,7 @@ def test_pivots_are_those_of_the_permuted_matrix(structure):
 
 @needs_numba
 def test_inverse_and_its_derivative_on_the_pattern(structure):
-    """Z and Z G Z at every entry of the pattern, for a G that has nothing to do with W."""
+    """Z and Z G Z at every entry of the pattern, for a G that is independent of W."""
     tables, columns = structure.kernel_tables, structure.plan.columns
     w, g = rand(4, structure.variables), randn(4, structure.variables)
     A = structure.dense()
@@ -111,11 +111,11 @@ def test_solve_and_its_gradients(structure, weights, points):
     """Samples over a batch, samples over one weight, and shapes that broadcast in the middle."""
     w, r = leaf(rand(*weights, structure.variables)), leaf(randn(*points, structure.row_count))
     A = structure.dense()
-    found = structure.factor(w).solve(r)
+    result = structure.factor(w).solve(r)
     expected = torch.linalg.solve(A @ torch.diag_embed(w) @ A.mT, r.unsqueeze(-1)).squeeze(-1)
     pull = randn(*points, structure.row_count)
     for a, c in zip(
-        (found, *torch.autograd.grad(found, (r, w), pull)), (expected, *torch.autograd.grad(expected, (r, w), pull))
+        (result, *torch.autograd.grad(result, (r, w), pull)), (expected, *torch.autograd.grad(expected, (r, w), pull))
     ):
         torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-10)
 
@@ -140,15 +140,15 @@ def test_first_and_second_derivatives_of_the_layer():
 
 @needs_numba
 def test_batched_cotangents_and_forward_mode(structure):
-    """What the kernels cannot serve goes through torch, with the same numbers."""
+    """Torch serves the cases without kernels, with the same numbers."""
     n = structure.variables
     z, w, b = leaf(randn(3, n)), leaf(rand(3, n)), randn(structure.row_count)
     outputs = structure.factor(w).moments(z, b)
     pulls = [randn(2, 3, n), randn(2, 3, n)]
-    found = torch.autograd.grad(outputs, (z, w), pulls, is_grads_batched=True, retain_graph=True)
+    gradients = torch.autograd.grad(outputs, (z, w), pulls, is_grads_batched=True, retain_graph=True)
     for i in range(2):
         one = torch.autograd.grad(outputs, (z, w), [pull[i] for pull in pulls], retain_graph=True)
-        for a, c in zip(found, one):
+        for a, c in zip(gradients, one):
             torch.testing.assert_close(a[i], c, rtol=1e-9, atol=1e-10)
 
     directions = randn(3, n), randn(3, n)
@@ -156,7 +156,7 @@ def test_batched_cotangents_and_forward_mode(structure):
         dual_z, dual_w = (forward_ad.make_dual(x.detach(), d) for x, d in zip((z, w), directions))
         slopes = [forward_ad.unpack_dual(x).tangent for x in structure.factor(dual_w).moments(dual_z, b)]
     forward = sum((slope * pull[0]).sum() for slope, pull in zip(slopes, pulls))
-    reverse = sum((found[i][0] * directions[i]).sum() for i in range(2))
+    reverse = sum((gradients[i][0] * directions[i]).sum() for i in range(2))
     torch.testing.assert_close(forward, reverse, rtol=1e-9, atol=1e-10)
 
 
@@ -183,10 +183,10 @@ def test_without_numba_torch_gives_the_same_numbers(structure, monkeypatch):
     monkeypatch.setattr(jit, "AVAILABLE", False)
     factor = structure.factor(w)
     assert isinstance(factor, SparseFactor)
-    found = factor.moments(z, b)
+    result = factor.moments(z, b)
     pull = [randn(5, n), randn(5, n)]
     for a, c in zip(
-        (*found, *torch.autograd.grad(found, (z, w), pull)), (*expected, *torch.autograd.grad(expected, (z, w), pull))
+        (*result, *torch.autograd.grad(result, (z, w), pull)), (*expected, *torch.autograd.grad(expected, (z, w), pull))
     ):
         torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-10)
 
@@ -197,10 +197,10 @@ def test_single_precision_is_solved_in_double():
     mean, stddev = randn(4, constraint.variables), rand(4, constraint.variables) * 10 ** (4 * rand(4, 1))
     low = [leaf(x.float()) for x in (mean, stddev)]
     high = [leaf(x.detach().double()) for x in low]
-    found, expected = layer_moments(*low, constraint.to(torch.float32)), layer_moments(*high, constraint)
-    assert {x.dtype for x in found} == {torch.float32}
-    gradients = torch.autograd.grad(sum(x.sum() for x in found), low)
-    for a, c in zip((*found, *gradients), (*expected, *torch.autograd.grad(sum(x.sum() for x in expected), high))):
+    result, expected = layer_moments(*low, constraint.to(torch.float32)), layer_moments(*high, constraint)
+    assert {x.dtype for x in result} == {torch.float32}
+    gradients = torch.autograd.grad(sum(x.sum() for x in result), low)
+    for a, c in zip((*result, *gradients), (*expected, *torch.autograd.grad(sum(x.sum() for x in expected), high))):
         torch.testing.assert_close(a, c.float(), rtol=1e-5, atol=1e-5 * float(c.detach().abs().max()))
 
 
@@ -211,13 +211,13 @@ def test_tourism_large(hierarchical_data, monkeypatch):
     n = hierarchy.variables
     inputs = leaf(randn(2, 20, n)), leaf(rand(2, 20, n))
     pull = [randn(2, 20, n), randn(2, 20, n)]
-    found = layer_moments(*inputs, hierarchy)
-    gradients = torch.autograd.grad(found, inputs, pull)
+    result = layer_moments(*inputs, hierarchy)
+    gradients = torch.autograd.grad(result, inputs, pull)
     monkeypatch.setattr(jit, "AVAILABLE", False)
     expected = layer_moments(*inputs, hierarchy)
-    for a, c in zip((*found, *gradients), (*expected, *torch.autograd.grad(expected, inputs, pull))):
+    for a, c in zip((*result, *gradients), (*expected, *torch.autograd.grad(expected, inputs, pull))):
         torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-10)
-    assert float(hierarchy.relative_violation(found[0].detach()).max()) < 1e-12
+    assert float(hierarchy.relative_violation(result[0].detach()).max()) < 1e-12
 
 
 # -------------------------------------------------------------------------------------------------- compressed rows
@@ -229,14 +229,14 @@ def test_products_and_their_gradients(batch, product):
     matrix = banded()
     entries, dense = SparseMap(matrix), torch.from_numpy(matrix.toarray())
     x = leaf(randn(*batch, 60 if product == "transpose" else 150))
-    found = getattr(entries, product)(x)
+    result = getattr(entries, product)(x)
     if product == "magnitude":
         expected = x.abs() @ dense.abs().mT
     else:
         expected = x @ (dense if product == "transpose" else dense.mT)
-    pull = leaf(randn(*found.shape))
-    pairs = [(found, expected)]
-    for y in (found, expected):
+    pull = leaf(randn(*result.shape))
+    pairs = [(result, expected)]
+    for y in (result, expected):
         (gradient,) = torch.autograd.grad(y, x, pull, create_graph=True)
         pairs.append((gradient, torch.autograd.grad(gradient, pull, torch.ones_like(gradient))[0]))
     torch.testing.assert_close(*pairs[0], rtol=1e-12, atol=1e-12)
@@ -245,7 +245,7 @@ def test_products_and_their_gradients(batch, product):
 
 
 def test_other_values_leave_no_trace_of_the_first():
-    """Products that were kept for one matrix must not answer for another of its pattern."""
+    """Cached products of one matrix are not used for another of its pattern."""
     structure = SparseRows(banded())
     x = randn(300, structure.variables)
     structure.map.apply(x), structure.map.magnitude(x)
@@ -266,24 +266,24 @@ def test_other_values_leave_no_trace_of_the_first():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("budget", [False, True])
 def test_many_points_of_a_tree_under_a_fixed_metric(dtype, budget):
-    """One product with the squared entries of P gives what the sweeps give to few points."""
+    """For many points, one product with the squared entries of P agrees with the sweeps for few points."""
     constraint = ph.Hierarchy(binary_tree(3)).to(dtype)
     constraint = constraint.fix([3], [2.0]) if budget else constraint
     n, layer = constraint.variables, ph.DPPL("orthogonal")
     inputs = leaf(randn(2, 40, n).to(dtype)), leaf((rand(2, 40, n) * 10 ** (3 * rand(2, 40, n))).to(dtype))
-    found = layer(inputs, constraint)
+    many = layer(inputs, constraint)
     few = [layer((inputs[0][0, i], inputs[1][0, i]), constraint) for i in range(3)]
     tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(found.scale[0, :3], torch.stack([one.scale for one in few]), **tolerance)
+    torch.testing.assert_close(many.scale[0, :3], torch.stack([one.scale for one in few]), **tolerance)
     P = layer.freeze(constraint.to(torch.float64)).matrix
     variance = inputs[1].double().square()
     if budget:
-        assert found.scale[..., 3].tolist() == [[0.0] * 40] * 2
+        assert many.scale[..., 3].tolist() == [[0.0] * 40] * 2
         variance = variance.index_fill(-1, torch.tensor([3]), 0.0)
     expected = (variance @ P.square().mT).clamp(min=1e-300).sqrt()
-    torch.testing.assert_close(found.scale, expected.to(dtype), **tolerance)
+    torch.testing.assert_close(many.scale, expected.to(dtype), **tolerance)
     pull = randn(2, 40, n)
     for a, c in zip(
-        torch.autograd.grad(found.scale, inputs[1], pull.to(dtype)), torch.autograd.grad(expected, inputs[1], pull)
+        torch.autograd.grad(many.scale, inputs[1], pull.to(dtype)), torch.autograd.grad(expected, inputs[1], pull)
     ):
         torch.testing.assert_close(a, c, **tolerance)

@@ -1,4 +1,4 @@
-"""Compiled sweeps of trees against dense algebra, finite differences and the torch sweeps that they stand in for."""
+"""Compiled sweeps of trees against dense algebra, finite differences and the sweeps in torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = [(), (1,), (5,), (2, 16), (LANES + 1,), (3, LANES)]
 
 
 def sums() -> sp.csr_array:
-    """Two trees of signed, uneven rows; the last variable is in no row."""
+    """Two trees of signed rows of different lengths; the last variable is in no row."""
     rows = [{0: 1, 1: -1, 2: -1}, {1: 1, 3: -2, 4: -0.5, 5: -1}, {2: 3, 6: 1}, {5: 1, 7: 1, 8: -1}, {9: 1, 10: 2}]
     matrix = sp.lil_array((len(rows), 12))
     for row, entries in enumerate(rows):
@@ -31,10 +31,10 @@ def sums() -> sp.csr_array:
 
 @pytest.fixture
 def tree():
-    found = Tree.find(sums())
-    assert found is not None
-    assert len(found.levels) == 3
-    return found
+    forest = Tree.find(sums())
+    assert forest is not None
+    assert len(forest.levels) == 3
+    return forest
 
 
 def dense(A, z, w, s, b):
@@ -54,10 +54,10 @@ def test_moments_and_gradients_are_those_of_dense_algebra(tree, batch, shared, f
     z, s = randn(*batch, 12).requires_grad_(), (rand(*batch, 12) + 0.1).requires_grad_()
     b = randn(*(() if shared else batch), 5).requires_grad_()
     w = rand(12) + 0.1 if fixed else s
-    found, expected = tree.factor(w).moments(z, b, s if fixed else None), dense(A, z, w, s, b)
+    result, expected = tree.factor(w).moments(z, b, s if fixed else None), dense(A, z, w, s, b)
     slopes = [randn(*batch, 12), randn(*batch, 12)]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
-    gradients = [torch.autograd.grad(pair, (z, s, b), slopes) for pair in (found, expected)]
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
+    gradients = [torch.autograd.grad(pair, (z, s, b), slopes) for pair in (result, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
 
 
@@ -77,10 +77,10 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(tree, fixe
 def test_a_fixed_weight_projects_draws_and_pulls_gradients_back(tree):
     A = torch.from_numpy(sums().toarray())
     w, z, b = rand(12) + 0.1, randn(7, 3, 12).requires_grad_(), randn(3, 5).requires_grad_()
-    found, expected = tree.factor(w).project(z, b), dense(A, z, w, w, b)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    result, expected = tree.factor(w).project(z, b), dense(A, z, w, w, b)[0]
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
     slope = randn(7, 3, 12)
-    gradients = [torch.autograd.grad(x, (z, b), slope) for x in (found, expected)]
+    gradients = [torch.autograd.grad(x, (z, b), slope) for x in (result, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
 
@@ -117,11 +117,11 @@ def test_float32_points_are_projected_as_float64_ones_and_rounded(tree):
 def test_batched_gradients_are_those_of_one_after_the_other(tree, kind):
     z, s, w, b = randn(3, 12).requires_grad_(), (rand(3, 12) + 0.1).requires_grad_(), rand(12) + 0.1, randn(5)
     if kind == "points":
-        found, inputs = tree.factor(w).project(z, b), (z,)
+        result, inputs = tree.factor(w).project(z, b), (z,)
     else:
         own = kind == "oblique"
-        found, inputs = torch.cat(tree.factor(s if own else w).moments(z, b, None if own else s)), (z, s)
-    slopes = randn(4, *found.shape)
-    together = torch.autograd.grad(found, inputs, slopes, is_grads_batched=True, retain_graph=True)
-    apart = [torch.autograd.grad(found, inputs, slope, retain_graph=True) for slope in slopes]
+        result, inputs = torch.cat(tree.factor(s if own else w).moments(z, b, None if own else s)), (z, s)
+    slopes = randn(4, *result.shape)
+    together = torch.autograd.grad(result, inputs, slopes, is_grads_batched=True, retain_graph=True)
+    apart = [torch.autograd.grad(result, inputs, slope, retain_graph=True) for slope in slopes]
     torch.testing.assert_close(together, tuple(torch.stack(parts) for parts in zip(*apart)), rtol=1e-11, atol=1e-12)

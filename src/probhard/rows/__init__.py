@@ -1,4 +1,4 @@
-"""Rows ``A u = b``: what depends on A alone, found once, and how ``A W A^T`` is factored for each metric."""
+"""Rows ``A u = b``: the structure of A, analysed once, and a factor of ``A W A^T`` for each metric weight W."""
 
 from probhard.rows.base import Factor, Structure
 from probhard.rows.system import LinearSystem

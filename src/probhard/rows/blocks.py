@@ -1,13 +1,13 @@
 """One row per block of variables, and rows that mix a few columns of all blocks.
 
-``J = M + sum_k C_k N_k``: M holds in row j the values of block j, N_k those of a few columns of it, and C_k mixes the
-blocks (a conservation law whose mass is that of one slice and whose fluxes are summed over time). Products cost O(n),
-and
+``J = M + sum_k C_k N_k``. Row j of M holds the values of block j, row j of N_k those of a few of its columns, and C_k
+mixes the blocks. An example is a conservation law: the mass belongs to one slice, the fluxes are summed over time.
+Products cost O(n), and
 
     J W J^T = diag(a) + sum_k (C_k diag(b_k) + diag(b_k) C_k^T + C_k diag(d_k) C_k^T)
 
-comes from sums over blocks: ``a = M W M^T``, ``b_k = N_k W M^T``, ``d_k = N_k W N_k^T``; different k touch different
-columns. Likewise ``diag(J^T X J)`` of any X (q, q) needs its diagonal, those of ``X C_k`` and of ``C_k^T X C_k``.
+needs only sums over blocks: ``a = M W M^T``, ``b_k = N_k W M^T``, ``d_k = N_k W N_k^T``. Different k use different
+columns. ``diag(J^T X J)`` for X (q, q) needs the diagonals of X, of ``X C_k`` and of ``C_k^T X C_k``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from probhard.rows.dense import cholesky_solve
 
 @dataclass(frozen=True)
 class Mixed:
-    """Columns ``start, ..., start + c - 1`` of every block, and how blocks mix."""
+    """N_k, the columns ``start, ..., start + c - 1`` of every block, and C_k, which mixes the blocks."""
 
     start: int
-    values: Tensor  # (*batch, q, c)
-    mixing: Tensor  # C, (*batch, q, q)
+    values: Tensor  # N_k, (*batch, q, c)
+    mixing: Tensor  # C_k, (*batch, q, q)
 
 
 class BlockRows(Structure):
-    """Rows over q consecutive blocks of equal width, after some variables that no row touches.
+    """Rows over q consecutive blocks of equal width; variables before the first block are in no row.
 
     Args:
         values: M, (*batch, q, width).
@@ -61,68 +61,68 @@ class BlockRows(Structure):
 
     def apply(self, x: Tensor) -> Tensor:
         blocks = self._blocks(x)
-        found = (self.values * blocks).sum(-1)
-        for part in self.mixed:
-            own = (part.values * blocks[..., part.start : part.start + part.values.shape[-1]]).sum(-1)
-            found = found + (part.mixing @ own.unsqueeze(-1)).squeeze(-1)
-        return found
+        image = (self.values * blocks).sum(-1)
+        for mix in self.mixed:
+            own = (mix.values * blocks[..., mix.start : mix.start + mix.values.shape[-1]]).sum(-1)
+            image = image + (mix.mixing @ own.unsqueeze(-1)).squeeze(-1)
+        return image
 
     def transpose(self, y: Tensor) -> Tensor:
-        found = self.values * y.unsqueeze(-1)
-        for part in self.mixed:
-            pulled = part.values * (part.mixing.mT @ y.unsqueeze(-1))
-            after = self.width - part.start - pulled.shape[-1]
-            found = found + pad(pulled, (part.start, after))
-        return pad(found.flatten(-2), (self.before, 0))
+        entries = self.values * y.unsqueeze(-1)
+        for mix in self.mixed:
+            pulled = mix.values * (mix.mixing.mT @ y.unsqueeze(-1))
+            after = self.width - mix.start - pulled.shape[-1]
+            entries = entries + pad(pulled, (mix.start, after))
+        return pad(entries.flatten(-2), (self.before, 0))
 
     def factor(self, weight: Tensor) -> BlockRowsFactor:
         return BlockRowsFactor(self, weight)
 
     def dense(self) -> Tensor:
         eye = torch.eye(self.row_count, dtype=self.values.dtype, device=self.values.device)
-        found = eye.unsqueeze(-1) * self.values.unsqueeze(-3)  # (*batch, row, block, width)
-        for part in self.mixed:
-            columns = part.mixing.unsqueeze(-1) * part.values.unsqueeze(-3)
-            after = self.width - part.start - columns.shape[-1]
-            found = found + pad(columns, (part.start, after))
-        return pad(found.flatten(-2), (self.before, 0))
+        matrix = eye.unsqueeze(-1) * self.values.unsqueeze(-3)  # (*batch, row, block, width)
+        for mix in self.mixed:
+            columns = mix.mixing.unsqueeze(-1) * mix.values.unsqueeze(-3)
+            after = self.width - mix.start - columns.shape[-1]
+            matrix = matrix + pad(columns, (mix.start, after))
+        return pad(matrix.flatten(-2), (self.before, 0))
 
     def magnitude(self, x: Tensor) -> Tensor:
-        sizes = tuple(Mixed(part.start, part.values.abs(), part.mixing.abs()) for part in self.mixed)
-        return BlockRows(self.values.abs(), sizes, self.before).apply(x.abs())
+        absolute = tuple(Mixed(mix.start, mix.values.abs(), mix.mixing.abs()) for mix in self.mixed)
+        return BlockRows(self.values.abs(), absolute, self.before).apply(x.abs())
 
     def at(self, like: Tensor) -> BlockRows:
         if self.values.dtype == like.dtype and self.values.device == like.device:
             return self
-        parts = tuple(Mixed(p.start, p.values.to(like), p.mixing.to(like)) for p in self.mixed)
-        return BlockRows(self.values.to(like), parts, self.before)
+        mixed = tuple(Mixed(mix.start, mix.values.to(like), mix.mixing.to(like)) for mix in self.mixed)
+        return BlockRows(self.values.to(like), mixed, self.before)
 
     def _blocks(self, x: Tensor) -> Tensor:
         return x[..., self.before :].unflatten(-1, (self.row_count, self.width))
 
     def schur(self, weight: Tensor) -> Tensor:
-        """``J W J^T``, (*batch, q, q)."""
+        """``J W J^T``, (*batch, q, q), for weights (*batch, n)."""
         blocks = self._blocks(weight)
         pushed = self.values * blocks
-        found = torch.diag_embed((pushed * self.values).sum(-1))
-        for part in self.mixed:
-            columns = slice(part.start, part.start + part.values.shape[-1])
-            cross = part.mixing * (pushed[..., columns] * part.values).sum(-1).unsqueeze(-2)
-            own = (blocks[..., columns] * part.values.square()).sum(-1).unsqueeze(-2)
-            found = found + cross + cross.mT + (part.mixing * own) @ part.mixing.mT
-        return found
+        matrix = torch.diag_embed((pushed * self.values).sum(-1))
+        for mix in self.mixed:
+            columns = slice(mix.start, mix.start + mix.values.shape[-1])
+            cross = mix.mixing * (pushed[..., columns] * mix.values).sum(-1).unsqueeze(-2)
+            own = (blocks[..., columns] * mix.values.square()).sum(-1).unsqueeze(-2)
+            matrix = matrix + cross + cross.mT + (mix.mixing * own) @ mix.mixing.mT
+        return matrix
 
     def quadratic(self, x: Tensor) -> Tensor:
         """``diag(J^T X J)``, (*batch, n), for symmetric X (*batch, q, q)."""
-        found = self.values.square() * x.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        for part in self.mixed:
-            own, width = self.values.narrow(-1, part.start, part.values.shape[-1]), part.values.shape[-1]
-            pushed = x @ part.mixing
+        diagonal = self.values.square() * x.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        for mix in self.mixed:
+            own, width = self.values.narrow(-1, mix.start, mix.values.shape[-1]), mix.values.shape[-1]
+            pushed = x @ mix.mixing
             cross = pushed.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-            square = (part.mixing * pushed).sum(-2).unsqueeze(-1)
-            extra = part.values * (2 * own * cross + part.values * square)
-            found = found + pad(extra, (part.start, self.width - part.start - width))
-        return pad(found.flatten(-2), (self.before, 0))
+            square = (mix.mixing * pushed).sum(-2).unsqueeze(-1)
+            extra = mix.values * (2 * own * cross + mix.values * square)
+            diagonal = diagonal + pad(extra, (mix.start, self.width - mix.start - width))
+        return pad(diagonal.flatten(-2), (self.before, 0))
 
 
 class BlockRowsFactor(Factor):

@@ -1,8 +1,8 @@
-"""Hierarchies written locally: a node equals the sum of its direct children, not of all its bottoms.
+"""Hierarchies as local sums: each aggregate equals the sum of its direct children.
 
-The rows ``[I | -S]`` say that every aggregate is the sum of its bottom series; with one child set per aggregate they
-become ``u_i - sum_{c in children(i)} u_c = b_i - sum b_c``, q sparse rows with the same solutions. Trees stay trees;
-crossed hierarchies get small blocks. A child set is a partition of the aggregate's bottoms by nodes below it.
+The rows ``[I | -S]`` make every aggregate the sum of its bottom series. With one child set per aggregate they become
+``u_i - sum_{c in children(i)} u_c = b_i - sum b_c``: q sparse rows with the same solutions. Trees stay trees; crossed
+hierarchies get small blocks. A child set partitions the aggregate's bottoms into nodes below it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from probhard._util.jit import compiled
 Index = NDArray[np.integer[Any]]
 Mask = NDArray[np.bool_]
 
-COMPILED = 100_000  # entries of S from which its loops are compiled
+COMPILED = 100_000  # with at least this many entries of S, the loops are compiled
 
 
 def summation_block(matrix: sp.csr_array) -> sp.csr_array | None:
-    """The S of rows ``[I | -S]`` with 0/1 entries (aggregates first), or None for any other matrix."""
+    """The S of rows ``[I | -S]``.
+
+    Args:
+        matrix: Rows, (q, n), aggregates first.
+
+    Returns:
+        S with entries 0 or 1, (q, n - q), or None for any other matrix.
+    """
     rows, variables = matrix.shape
     if variables <= rows:
         return None
@@ -34,13 +41,14 @@ def summation_block(matrix: sp.csr_array) -> sp.csr_array | None:
 
 
 def child_sets(summation: sp.csr_array) -> sp.csr_array:
-    """Children of each aggregate: a 0/1 matrix (q, n) over all nodes, aggregates first.
+    """Children of each aggregate.
 
     Args:
         summation: S without its identity block, (q, bottoms), entries 0 or 1.
 
     Returns:
-        One partition of each aggregate's bottoms into the largest nodes below it.
+        A 0/1 matrix (q, n) over all nodes, aggregates first: for each aggregate, the largest nodes below it that
+        partition its bottoms.
     """
     aggregates, bottoms = summation.shape
     size = np.diff(summation.indptr)
@@ -49,7 +57,7 @@ def child_sets(summation: sp.csr_array) -> sp.csr_array:
     above, below = above[order], below[order]
     start = np.searchsorted(above, np.arange(aggregates + 1))
     chosen, single = np.zeros(len(below), dtype=np.bool_), np.zeros(summation.nnz, dtype=np.bool_)
-    # to load the first compiled function takes longer than the plain one needs for a small hierarchy
+    # for a small hierarchy, loading the first compiled function takes longer than plain Python
     partition = _partition if summation.nnz > COMPILED else getattr(_partition, "py_func", _partition)
     partition(summation.indptr, summation.indices, start, below, chosen, single)
     row = np.concatenate([above[chosen], np.repeat(np.arange(aggregates), size)[single]])
@@ -59,30 +67,30 @@ def child_sets(summation: sp.csr_array) -> sp.csr_array:
 
 @compiled
 def _partition(pointer: Index, bottom: Index, start: Index, below: Index, chosen: Mask, single: Mask) -> None:
-    """Mark the children of every aggregate among the nodes below it, largest first, and the bottoms that they leave."""
-    owner = np.full(bottom.max() + 1, -1)  # the last aggregate that a child covers each bottom for
+    """Mark the children of each aggregate, largest first, and the bottoms that no child covers."""
+    owner = np.full(bottom.max() + 1, -1)  # of each bottom: the last aggregate with a child that covers it
     for i in range(len(pointer) - 1):
-        left = pointer[i + 1] - pointer[i]
+        uncovered = pointer[i + 1] - pointer[i]
         for k in range(start[i], start[i + 1]):
             first, last = pointer[below[k]], pointer[below[k] + 1]
-            fits = last - first <= left
+            fits = last - first <= uncovered
             t = first
             while fits and t < last:
                 fits = owner[bottom[t]] != i
                 t += 1
             if fits:
                 chosen[k] = True
-                left -= last - first
+                uncovered -= last - first
                 for t in range(first, last):
                     owner[bottom[t]] = i
-            if left == 0:
+            if uncovered == 0:
                 break
         for t in range(pointer[i], pointer[i + 1]):
             single[t] = owner[bottom[t]] != i
 
 
 def _strictly_below(summation: sp.csr_array, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (i, j) of aggregates with j's bottoms among i's; equal sets count from the earlier to the later."""
+    """Pairs (i, j) of aggregates such that i holds all bottoms of j; of equal sets, the earlier one is i."""
     overlap = sp.coo_array(summation @ summation.T)
     i, j, shared = overlap.coords[0], overlap.coords[1], overlap.data
     inside = (shared == size[j]) & ((size[j] < size[i]) | ((size[j] == size[i]) & (j > i)))
@@ -90,7 +98,14 @@ def _strictly_below(summation: sp.csr_array, size: np.ndarray) -> tuple[np.ndarr
 
 
 def child_rows(matrix: sp.csr_array) -> tuple[sp.csr_array, sp.csr_array] | None:
-    """Child rows and the map T of right-hand sides (``b' = T b``) for ``[I | -S]``; None for other matrices."""
+    """Rewrite rows ``[I | -S]`` as sums over children.
+
+    Args:
+        matrix: Rows, (q, n), aggregates first.
+
+    Returns:
+        The new rows (q, n) and the map T (q, q) of right-hand sides, ``b' = T b``; None for other matrices.
+    """
     summation = summation_block(matrix)
     if summation is None:
         return None

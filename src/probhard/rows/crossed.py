@@ -1,13 +1,13 @@
-"""Hierarchies that cross others, such as stores by products: ``S = S1 (Kronecker) S2`` in some order of the nodes.
+"""Crossed hierarchies, such as stores by products: ``S = S1 (Kronecker) S2`` up to the order of the nodes.
 
-Where the weights cross too, ``W = W1 (Kronecker) W2`` (equal weights do, and so do numbers of bottom series), the
-projections along the lines of both axes commute:
+If the weights have the same form, ``W = W1 (Kronecker) W2``, the projections along the two axes commute:
 
-    P = (P1 (Kronecker) I) (I (Kronecker) P2),
+    P = (P1 (Kronecker) I) (I (Kronecker) P2).
 
-and the squared entries of P likewise, so points and variances are swept along one axis and then along the other. The
-rows of an axis are one small tree for each node of the other, so all this takes O(n), where a Cholesky factor of
-``A W A^T`` fills. Weights of any other kind, and right-hand sides other than 0, go to that factor.
+The squared entries of P factor in the same way. So points and variances are swept along one axis, then along the other.
+The rows of an axis are one small tree for each node of the other axis, so this takes O(n); a Cholesky factor of
+``A W A^T`` would fill in. Equal weights have this form, and so do numbers of bottom series. Other weights, and
+right-hand sides other than 0, use the Cholesky factor.
 """
 
 from __future__ import annotations
@@ -26,35 +26,54 @@ from probhard.rows.base import Factor, Structure
 from probhard.rows.children import child_rows, summation_block
 from probhard.rows.tree import Tree, TreeFactor
 
-AGREE = 1e-9  # largest difference, relative to a random point, from the projection that serves all weights
+AGREE = 1e-9  # largest difference from the general projection, relative to a random point
 
 
 class Crossing(OnDevice):
-    """The rows of the axes, a forest each; build it with ``find``."""
+    """The rows along each axis; build it with ``find``.
+
+    Args:
+        axes: One forest per axis.
+    """
 
     def __init__(self, axes: tuple[Tree, ...]) -> None:
         self.axes = axes
 
     @classmethod
     def find(cls, matrix: sp.csr_array) -> Crossing | None:
-        """The crossing of trees behind rows ``[I | -S]``, or None."""
+        """The crossing of trees behind rows ``[I | -S]``.
+
+        Args:
+            matrix: Rows, (q, n), aggregates first.
+
+        Returns:
+            The crossing, or None if the rows form none.
+        """
         rows = _rows_by_axis(matrix)
         trees = [] if rows is None else [Tree.find(axis) for axis in rows]
         return cls(tuple(tree for tree in trees if tree is not None)) if trees and None not in trees else None
 
     def factor(self, structure: Structure, weight: Tensor) -> CrossedFactor | None:
-        """The factor for weights (n,) that cross, or None for others."""
+        """The factor by sweeps along the axes.
+
+        Args:
+            structure: The same rows with a factor for any weight.
+            weight: W, (n,).
+
+        Returns:
+            The factor, or None unless W is a fixed, positive Kronecker product along the axes.
+        """
         if weight.dim() != 1 or weight.requires_grad or not checking() or not bool((weight > 0).all()):
             return None
-        found = CrossedFactor(structure, weight, tuple(axis.factor(weight) for axis in self.at(weight).axes))
+        candidate = CrossedFactor(structure, weight, tuple(axis.factor(weight) for axis in self.at(weight).axes))
         point = torch.randn(len(weight), generator=torch.Generator().manual_seed(0), dtype=weight.dtype)
         point, zero = weight.sqrt() * point.to(weight), weight.new_zeros(structure.row_count)
-        error = (found.project(point, zero) - found.general.project(point, zero)) / weight.sqrt()
-        return found if float(error.abs().max()) <= AGREE else None
+        error = (candidate.project(point, zero) - candidate.general.project(point, zero)) / weight.sqrt()
+        return candidate if float(error.abs().max()) <= AGREE else None
 
 
 class CrossedFactor(Factor):
-    """``A W A^T`` for crossed rows and weights: sweeps along the lines of each axis, one axis after the other."""
+    """``A W A^T`` for rows and weights that cross: sweeps along one axis after the other."""
 
     def __init__(self, structure: Structure, weight: Tensor, axes: tuple[TreeFactor, ...]) -> None:
         self.structure, self.weight, self.axes = structure, weight, axes
@@ -99,7 +118,7 @@ class CrossedFactor(Factor):
 
 
 def _rows_by_axis(matrix: sp.csr_array) -> list[sp.csr_array] | None:
-    """Rows of the lines along every axis, over all n variables; those of a tree itself are one axis."""
+    """Rows along each axis, over all n variables; a tree is a single axis."""
     upper, children = summation_block(matrix), child_rows(matrix)
     if upper is None or children is None:
         return None
@@ -117,7 +136,7 @@ def _rows_by_axis(matrix: sp.csr_array) -> list[sp.csr_array] | None:
 
 
 class Axes(NamedTuple):
-    """Two hierarchies by their summation matrices, aggregates first, and the crossing's nodes on their grid."""
+    """The summation matrices of two hierarchies, aggregates first, and the order of the nodes on their grid."""
 
     small: sp.csr_array
     large: sp.csr_array
@@ -132,10 +151,16 @@ def _rows(summation: sp.csr_array) -> sp.csr_array:
 
 
 def split(summation: sp.csr_array) -> Axes | None:
-    """The two hierarchies that S (n, m), with entries 0 or 1, crosses completely, or None.
+    """Split a complete crossing into two hierarchies.
 
-    A bottom's row and column in the grid of bottoms are themselves nodes ("all products of this store"). Every pair of
-    nodes through the first bottom that might be these is tried, and an answer is compared with S entry by entry.
+    A bottom's row and column in the grid of bottoms are nodes themselves ("all products of this store"). All candidate
+    pairs of nodes through the first bottom are tried. A result is compared with S entry by entry.
+
+    Args:
+        summation: S, (n, m), entries 0 or 1.
+
+    Returns:
+        The two axes, or None if S is no complete crossing.
     """
     size = np.diff(summation.indptr)
     bottoms = summation.shape[1]
@@ -143,21 +168,21 @@ def split(summation: sp.csr_array) -> Axes | None:
     for across in through:
         for along in through:
             if size[across] <= size[along] and size[across] * size[along] == bottoms and size[across] > 1:
-                found = _split(summation, size, across, along)
-                if found is not None:
-                    return found
+                axes = _split(summation, size, across, along)
+                if axes is not None:
+                    return axes
     return None
 
 
 def _split(summation: sp.csr_array, size: np.ndarray, across: int, along: int) -> Axes | None:
-    """The crossing whose grid of bottoms has these nodes as its first column and its first row."""
+    """The crossing whose grid of bottoms has ``across`` as first column and ``along`` as first row, or None."""
     row, column = _lines(summation, size, across, size[along]), _lines(summation, size, along, size[across])
     if row is None or column is None:
         return None
     small, large = _Axis(summation, row, size[across]), _Axis(summation, column, size[along])
     total = np.flatnonzero(size == len(row))
     if len(total) != 1 or small.kinds * large.kinds > len(size) or not np.array_equal(small.size * large.size, size):
-        return None  # some node is no rectangle of the grid
+        return None  # some node is not a rectangle of the grid
     small.arrange(large.kind == large.kind[total])
     large.arrange(small.kind == small.kind[total])
     pair = small.kind * large.kinds + large.kind
@@ -165,9 +190,9 @@ def _split(summation: sp.csr_array, size: np.ndarray, across: int, along: int) -
     if not np.array_equal(np.bincount(pair)[pair], small.copies[small.kind] * copies):
         return None
     sequence = np.argsort(pair, kind="stable")
-    which = np.empty_like(sequence)  # of the nodes that hold the same bottoms
-    which[sequence] = np.arange(len(pair)) - np.searchsorted(pair[sequence], pair[sequence])
-    place = small.node(which // copies) * large.matrix.shape[0] + large.node(which % copies)
+    position = np.empty_like(sequence)  # among the nodes with the same bottoms
+    position[sequence] = np.arange(len(pair)) - np.searchsorted(pair[sequence], pair[sequence])
+    place = small.node(position // copies) * large.matrix.shape[0] + large.node(position % copies)
     grid = sp.csr_array(sp.kron(small.matrix, large.matrix, format="csr"))
     if not np.array_equal(np.sort(place), np.arange(grid.shape[0])):
         return None
@@ -177,7 +202,10 @@ def _split(summation: sp.csr_array, size: np.ndarray, across: int, along: int) -
 
 
 def _lines(summation: sp.csr_array, size: np.ndarray, base: int, length: int) -> np.ndarray | None:
-    """For every bottom, which bottom of ``base`` is on its line, a node of this length that meets ``base`` once."""
+    """For every bottom, the bottom of ``base`` on its line; None if some bottom is on no line.
+
+    A line is a node of this length that meets ``base`` once.
+    """
     bottoms = summation.shape[1]
     on = summation.indices[summation.indptr[base] : summation.indptr[base + 1]]
     inside, position = np.zeros(bottoms), np.zeros(bottoms)
@@ -189,29 +217,34 @@ def _lines(summation: sp.csr_array, size: np.ndarray, base: int, length: int) ->
 
 
 class _Axis:
-    """One axis of a crossing: the kinds of its nodes, told by the coordinates that they hold, and how many of each."""
+    """One axis of a crossing: its kinds of nodes, told apart by their coordinates, and the number of each kind."""
 
     def __init__(self, summation: sp.csr_array, line: np.ndarray, count: int) -> None:
         members = sp.csr_array((np.ones(len(line)), (np.arange(len(line)), line)), shape=(len(line), count))
-        shadow = sp.csr_array(summation @ members)  # which coordinates every node holds
+        shadow = sp.csr_array(summation @ members)  # the coordinates that each node holds
         shadow.data[:] = 1.0
         self.size = np.diff(shadow.indptr)
-        names = np.random.default_rng(0).integers(1, 2**40, count)  # sums of them tell sets apart; compared again later
+        # sums of random names tell sets apart; ``_split`` compares the result with S, so a collision does no harm
+        names = np.random.default_rng(0).integers(1, 2**40, count)
         sums = sp.csr_array(shadow, dtype=np.int64) @ names
         _, first, self.kind = np.unique(sums, return_index=True, return_inverse=True)
         self.patterns, self.kinds = shadow[first], len(first)
 
     def arrange(self, alone: np.ndarray) -> None:
-        """Count the nodes of each kind, given those that hold all of the other axis; aggregates come first."""
+        """Count the nodes of each kind and number them, aggregates first.
+
+        Args:
+            alone: Mask of the nodes that hold all of the other axis.
+        """
         self.copies = np.bincount(self.kind[alone], minlength=self.kinds)
         kind = np.repeat(np.arange(self.kinds), self.copies)
         last = np.append(kind[1:] != kind[:-1], True)
-        bottom = last & (np.diff(self.patterns.indptr)[kind] == 1)  # of equal nodes the last
+        bottom = last & (np.diff(self.patterns.indptr)[kind] == 1)  # the last of equal nodes
         order = np.lexsort((self.patterns.indices[self.patterns.indptr[kind]], bottom))
         self.matrix = self.patterns[kind[order]]
         self._number = np.argsort(order)
         self._start = np.concatenate([[0], np.cumsum(self.copies)[:-1]])
 
-    def node(self, which: np.ndarray) -> np.ndarray:
-        """The number on this axis of every node, given which of the equal ones it is."""
-        return self._number[self._start[self.kind] + which]
+    def node(self, position: np.ndarray) -> np.ndarray:
+        """The number on this axis of every node, from its position among equal nodes."""
+        return self._number[self._start[self.kind] + position]

@@ -1,8 +1,8 @@
 """Dense Cholesky factors: of ``A W A^T`` (q x q) or, where that is smaller, of an (n-q) x (n-q) system.
 
-The second writes the rows as ``u_a = C u_b + b`` for q pivot variables a and n - q others b. Then
-``A W A^T = W_a + C W_b C^T`` and, by Woodbury, only ``H = I + R_b C^T W_a^-1 C R_b`` with ``R_b = W_b^1/2`` is
-factored. Its oblique variances are sums of squares: ``cov(u_b) = R_b H^-1 R_b`` and ``cov(u_a) = C cov(u_b) C^T``.
+The smaller system solves the rows for q pivot variables a, in terms of the n - q others b: ``u_a = C u_b + b'``. Then
+``A W A^T = W_a + C W_b C^T``. By Woodbury's identity, only ``H = I + R_b C^T W_a^-1 C R_b`` with ``R_b = W_b^1/2`` is
+factored. The oblique variances are sums of squares: ``cov(u_b) = R_b H^-1 R_b`` and ``cov(u_a) = C cov(u_b) C^T``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from probhard.rows.maps import DenseMap
 
 
 def cholesky_solve(factor: Tensor, r: Tensor) -> Tensor:
-    """``(L L^T)^-1 r`` for r (*samples, *batch, q); sample dimensions become columns of one solve."""
+    """``(L L^T)^-1 r``; sample dimensions become columns of one solve.
+
+    Args:
+        factor: L, (*batch, q, q).
+        r: Right-hand sides, (*samples, *batch, q).
+
+    Returns:
+        The solutions, (*samples, *batch, q).
+    """
     extra = r.dim() - (factor.dim() - 1)
     if extra <= 0:
         return torch.cholesky_solve(r.unsqueeze(-1), factor).squeeze(-1)
@@ -27,14 +35,18 @@ def cholesky_solve(factor: Tensor, r: Tensor) -> Tensor:
 
 
 class DenseRows(Mapped):
-    """A dense A, shared or per batch element; Cholesky of ``A W A^T``."""
+    """A dense A, solved by Cholesky of ``A W A^T``.
+
+    Args:
+        matrix: A, (*batch, q, n).
+    """
 
     map: DenseMap
     double = True
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__(DenseMap(matrix))
-        self.determined = determined(matrix)  # variables that A fixes by itself: variance exactly 0
+        self.determined = determined(matrix)  # variables that A alone fixes: their variance is exactly 0
 
     @property
     def batch_dims(self) -> int:
@@ -82,7 +94,11 @@ class DenseRowsFactor(Factor):
 
 
 class NullRows(Mapped):
-    """Rows solved for q pivot variables, ``u_a - C u_b = b'``; for n - q < q."""
+    """Rows solved for q pivot variables, ``u_a - C u_b = b'``; for n - q < q.
+
+    Args:
+        matrix: A, (q, n), of rank q.
+    """
 
     double = True
 
@@ -94,7 +110,7 @@ class NullRows(Mapped):
             torch.from_numpy(pivot.astype(np.int64)),
             torch.from_numpy(other.astype(np.int64)),
         )
-        self.transform = torch.from_numpy(np.linalg.inv(matrix[:, pivot]))  # to rows with the identity at a
+        self.transform = torch.from_numpy(np.linalg.inv(matrix[:, pivot]))  # makes the pivot columns the identity
         self.combination = -self.transform @ torch.from_numpy(matrix[:, other])  # C, (q, n - q)
         self.rows_form = DenseRows(self.map.dense())
         self.determined = self.rows_form.determined
@@ -107,7 +123,7 @@ class NullRows(Mapped):
     def factor(self, weight: Tensor) -> Factor:
         if checking() and bool((weight.index_select(-1, self.pivot) > 0).all()):
             return NullRowsFactor(self, weight)
-        return self.rows_form.at(weight).factor(weight)  # a pivot variable of weight 0 has no inverse
+        return self.rows_form.at(weight).factor(weight)  # weights of pivot variables must be invertible
 
 
 class NullRowsFactor(Factor):
@@ -156,7 +172,14 @@ class NullRowsFactor(Factor):
 
 
 def determined(matrix: Tensor) -> Tensor:
-    """Mask (n,) of variables that shared rows fix by themselves: unit vectors in the row space of A."""
+    """Variables that the rows alone fix: their unit vectors lie in the row space of A.
+
+    Args:
+        matrix: A, (*batch, q, n).
+
+    Returns:
+        A mask (n,), or a single False for a batched matrix or a traced graph.
+    """
     if matrix.dim() > 2 or not checking():
         return torch.zeros((), dtype=torch.bool, device=matrix.device)
     basis = torch.linalg.qr(matrix.detach().to(torch.float64).mT).Q

@@ -21,15 +21,18 @@ from probhard.rows.base import Factor, Structure
 
 
 class DisjointRows(Structure):
-    """Each variable in at most one row; variables outside every row have coefficient 0.
+    """Rows without shared variables; variables in no row have coefficient 0.
 
-    ``group`` is None when the rows are equal consecutive blocks of variables (a field's time slices): then sums
-    and broadcasts are plain views.
+    Args:
+        coefficient: (n,), or (width,) shared by all blocks, or (*batch, n).
+        row_count: Number of rows q.
+        group: The row of each variable, (n,). None if the rows are equal consecutive blocks (a field's time slices);
+            then sums and broadcasts are plain views.
     """
 
     def __init__(self, coefficient: Tensor, row_count: int, group: Tensor | None = None) -> None:
-        self.coefficient = coefficient  # (n,), or (width,) shared by all blocks, or (*batch, n)
-        self.group = group  # (n,) or None
+        self.coefficient = coefficient
+        self.group = group
         self.row_count = row_count
         self.width = coefficient.shape[-1]
         self.shared = False
@@ -45,7 +48,7 @@ class DisjointRows(Structure):
 
     @classmethod
     def from_matrix(cls, matrix: sp.csr_array) -> DisjointRows:
-        """From a sparse matrix whose columns hold at most one entry each."""
+        """Rows (q, n) from a sparse matrix with at most one entry in each column."""
         rows, variables = matrix.shape
         coefficient, group = np.zeros(variables), np.zeros(variables, dtype=np.int64)
         entries = matrix.tocoo()
@@ -67,11 +70,11 @@ class DisjointRows(Structure):
         return f"disjoint rows ({self.row_count}), elementwise"
 
     def sums(self, x: Tensor) -> Tensor:
-        """Row sums, as (..., q), of x in the layout of ``split``."""
+        """Row sums (..., q) of x, which has the layout of ``split``."""
         return x.sum(-1) if self.group is None else segment_sum(x, self.group, self.row_count)
 
     def weighted_sums(self, x: Tensor, coefficient: Tensor) -> Tensor:
-        """Row sums of coefficient * x for x (..., n); one matrix-vector product for shared weights."""
+        """Row sums (..., q) of ``coefficient * x`` for x (..., n); one matrix-vector product if shared."""
         if self.shared:
             return self.split(x) @ coefficient
         return self.sums(self.split(x * coefficient))
@@ -81,11 +84,11 @@ class DisjointRows(Structure):
         return y.unsqueeze(-1) if self.group is None else y.index_select(-1, self.group)
 
     def split(self, x: Tensor) -> Tensor:
-        """View x (..., n) as (..., q, width) for blocks, as it is otherwise."""
+        """View x (..., n) as (..., q, width) for blocks; otherwise leave it as it is."""
         return x.unflatten(-1, (self.row_count, -1)) if self.group is None else x
 
     def join(self, x: Tensor) -> Tensor:
-        """Inverse of ``split``."""
+        """Undo ``split``: x (..., q, width) as (..., n) for blocks."""
         return x.flatten(-2) if self.group is None else x
 
     def split_coefficient(self) -> Tensor:
@@ -102,19 +105,27 @@ class DisjointRows(Structure):
         return columns_of(self.apply, self.variables, self.coefficient)
 
     def magnitude(self, x: Tensor) -> Tensor:
-        """``|A| |x|``."""
-        sizes = self.__dict__.get("_sizes")
-        if sizes is None:
-            sizes = self.coefficient.abs()
+        absolute = self.__dict__.get("_sizes")
+        if absolute is None:
+            absolute = self.coefficient.abs()
             if checking() and self.constant:
-                self.__dict__["_sizes"] = sizes
-        return self.weighted_sums(x.abs(), sizes)
+                self.__dict__["_sizes"] = absolute
+        return self.weighted_sums(x.abs(), absolute)
 
     def factor(self, weight: Tensor) -> DisjointFactor:
         return DisjointFactor(self, weight)
 
     def oblique_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments of blocks for W = S, by formulas that can be differentiated twice."""
+        """The moments for W = S, by formulas that can be differentiated twice.
+
+        Args:
+            z: Points in blocks, (..., q, width).
+            weight: Weights in blocks, (..., q, width).
+            b: Right-hand sides, (..., q).
+
+        Returns:
+            Projected points and standard deviations, (..., q, width).
+        """
         factor = self.factor(self.join(weight))
         mean, scale = Factor.moments(factor, self.join(z), b)
         return self.split(mean), self.split(scale)
@@ -138,7 +149,7 @@ class DisjointFactor(Factor):
         rows, a = self.structure, self.structure.split_coefficient()
         mass = rows.spread(torch.where(self.mass > 0, self.mass, 1.0))
         moved = rows.split(self.weight) * a.square()
-        stay = (mass - moved).clamp(min=0) / mass  # exactly 0 for the only variable that can move
+        stay = (mass - moved).clamp(min=0) / mass  # exactly 0 if no other variable of the row can move
         if s is None:
             return rows.join(rows.split(self.weight) * stay)
         own = rows.split(s) * a.square()
@@ -162,7 +173,7 @@ class DisjointFactor(Factor):
         return rows.join(mean), rows.join(scale)
 
     def plain_moments(self, z: Tensor, s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments of blocks by formulas that can be differentiated twice."""
+        """``oblique_moments`` for variances s other than W; z and s are (..., q, width), b is (..., q)."""
         rows = self.structure
         mean, scale = super().moments(rows.join(z), b, rows.join(s))
         return rows.split(mean), rows.split(scale)

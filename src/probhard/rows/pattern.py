@@ -1,8 +1,8 @@
-"""Rows of a known pattern whose values differ between points: Jacobians that touch few variables.
+"""Rows of a known pattern whose values differ between points: sparse Jacobians.
 
-The pattern decides the algorithm once (disjoint rows, or a planned sparse elimination); values (*batch, entries) are
-put in for each point. Rows that share no variable get one colour, and one vector-Jacobian product per colour yields all
-values.
+The pattern determines the algorithm once: disjoint rows, or a planned sparse elimination. Values (*batch, entries) are
+filled in for each point. Rows that share no variable get one colour, and one vector-Jacobian product per colour yields
+all values.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class Pattern(OnDevice):
         rows: Row numbers of the entries, (k,).
         columns: Variable numbers of the entries, (k,).
         shape: ``(q, n)``.
+
+    Raises:
+        ShapeError: If rows and columns are not two vectors of one length.
+        ParameterError: If an entry is repeated or a row is empty.
     """
 
     def __init__(self, rows: Any, columns: Any, shape: tuple[int, int]) -> None:
@@ -51,10 +55,10 @@ class Pattern(OnDevice):
         self.row, self.column = torch.from_numpy(row), torch.from_numpy(column)
         self.disjoint = bool(np.diff(sp.csc_array(matrix).indptr).max(initial=0) <= 1)
         self.template = None if self.disjoint else SparseRows(matrix)
-        self.order = torch.from_numpy(np.lexsort((column, row)))  # entries as scipy sorts them
+        self.order = torch.from_numpy(np.lexsort((column, row)))  # sorts the entries by row, then by column
         colour = _colours(matrix)
         self.colours = int(colour.max(initial=0)) + 1
-        self.colour = torch.from_numpy(colour)  # (q,)
+        self.colour = torch.from_numpy(colour)  # of each row, (q,)
 
     def structure(self, values: Tensor) -> Structure:
         """The rows with these values (*batch, k)."""
@@ -68,12 +72,12 @@ class Pattern(OnDevice):
         return DisjointRows(coefficient, self.shape[0], group)
 
     def seeds(self, like: Tensor) -> Tensor:
-        """One cotangent (colours, q) per colour: ones at its rows."""
+        """One cotangent per colour, (colours, q), in the dtype of ``like``: 1 at the rows of the colour, else 0."""
         colour = self.colour.to(like.device)
         return (torch.arange(self.colours, device=like.device).unsqueeze(-1) == colour).to(like.dtype)
 
     def gathered(self, products: Tensor) -> Tensor:
-        """Values (*batch, k) from the products (colours, *batch, n) of the seeds."""
+        """Values (*batch, k) from the vector-Jacobian products (colours, *batch, n) of the seeds."""
         colour = self.colour.to(products.device).index_select(0, self.row.to(products.device))
         flat = products.movedim(0, -2)  # (*batch, colours, n)
         place = colour * self.shape[1] + self.column.to(products.device)
@@ -86,8 +90,8 @@ def _colours(matrix: sp.csr_array) -> np.ndarray:
     colour = np.full(matrix.shape[0], -1, dtype=np.int64)
     for row in range(matrix.shape[0]):
         taken = set(colour[overlap.indices[overlap.indptr[row] : overlap.indptr[row + 1]]].tolist())
-        found = 0
-        while found in taken:
-            found += 1
-        colour[row] = found
+        smallest = 0
+        while smallest in taken:
+            smallest += 1
+        colour[row] = smallest
     return colour

@@ -1,6 +1,6 @@
-"""What the rows say outright: pinned variables, and rows that repeat each other.
+"""Presolve: pinned variables and dependent rows.
 
-A row with one variable pins it, ``u_i = b / a``; pinned variables are substituted into the other rows, which may pin
+A row with one variable pins it, ``u_i = b / a``. Pinned variables are substituted into the other rows, which may pin
 more. Under any diagonal metric this equals the joint projection, and pinned variances are exactly 0.
 """
 
@@ -22,23 +22,23 @@ RANK_TOLERANCE = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class Wave(OnDevice):
-    """Rows that pin one variable each, given the variables pinned before them."""
+    """Rows that pin one variable each, once the variables pinned before are known."""
 
     row: Tensor  # (k,)
     coefficient: Tensor  # (k,)
-    known: SparseMap  # (k, pinned so far)
+    known: SparseMap  # (k, pinned so far): coefficients of those variables
 
 
 @dataclass(frozen=True, eq=False)
 class Pins(OnDevice):
-    """Pinned variables, in the order in which they become known."""
+    """Pinned variables, in the order of substitution."""
 
     variable: Tensor  # (k,)
     waves: tuple[Wave, ...]
-    coupling: SparseMap  # (other rows, k): what the pinned variables contribute to the other rows
+    coupling: SparseMap  # (other rows, k): coefficients of the pinned variables in the other rows
 
     def renumbered(self, rows: np.ndarray) -> Pins:
-        """The same pins where row i is row ``rows[i]`` of a larger system."""
+        """The same pins as part of a larger system, in which row i has the number ``rows[i]``."""
         number = torch.from_numpy(rows.astype(np.int64))
         return replace(self, waves=tuple(replace(wave, row=number[wave.row]) for wave in self.waves))
 
@@ -46,17 +46,25 @@ class Pins(OnDevice):
         """Values (*batch, k) of the pinned variables for right-hand sides b (*batch, q)."""
         values = b[..., :0]
         for wave in self.waves:
-            rest = b.index_select(-1, wave.row) - wave.known.apply(values)
-            values = torch.cat([values, rest / wave.coefficient], -1)
+            right = b.index_select(-1, wave.row) - wave.known.apply(values)
+            values = torch.cat([values, right / wave.coefficient], -1)
         return values
 
 
 def find_pins(matrix: sp.csr_array) -> tuple[Pins | None, np.ndarray, sp.csr_array, np.ndarray]:
-    """Pins, the numbers of the other rows, those rows over the free variables, and rows left without a variable."""
+    """Find pinned variables.
+
+    Args:
+        matrix: A, (q, n).
+
+    Returns:
+        The pins (None if there are none), the numbers of the other rows, those rows over the free variables, and the
+        numbers of rows without a free variable.
+    """
     rows, variables = matrix.shape
     pinned = np.full(variables, False)
     order: list[int] = []
-    waves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     open_rows = np.ones(rows, dtype=bool)
     while True:
         free = matrix @ sp.diags_array((~pinned).astype(np.float64))
@@ -67,25 +75,25 @@ def find_pins(matrix: sp.csr_array) -> tuple[Pins | None, np.ndarray, sp.csr_arr
         target = free.indices[free.indptr[single]]
         target, first = np.unique(target, return_index=True)
         single = single[first]
-        waves.append((single, free.data[free.indptr[single]], np.asarray(order, dtype=np.int64)))
+        steps.append((single, free.data[free.indptr[single]], np.asarray(order, dtype=np.int64)))
         order.extend(target.tolist())
         pinned[target] = True
         open_rows[single] = False
     others = np.flatnonzero(open_rows)
-    rest = sp.csr_array(free[others])
-    empty = others[np.diff(rest.indptr) == 0]
+    remaining = sp.csr_array(free[others])
+    empty = others[np.diff(remaining.indptr) == 0]
     if not order:
-        return None, others, rest, empty
+        return None, others, remaining, empty
     index = np.asarray(order, dtype=np.int64)
-    made = tuple(
+    waves = tuple(
         Wave(torch.from_numpy(row), torch.from_numpy(value), SparseMap(matrix[row][:, known]))
-        for row, value, known in waves
+        for row, value, known in steps
     )
-    return Pins(torch.from_numpy(index), made, SparseMap(matrix[others][:, index])), others, rest, empty
+    return Pins(torch.from_numpy(index), waves, SparseMap(matrix[others][:, index])), others, remaining, empty
 
 
 def dependent_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Independent rows, dependent rows, and how the latter combine the former, by a pivoted QR factor.
+    """Split rows into independent and dependent ones by a pivoted QR factor.
 
     Args:
         matrix: A, (q, n).
@@ -95,7 +103,7 @@ def dependent_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     """
     scale = np.linalg.norm(matrix, axis=1, keepdims=True)
     scaled = matrix / np.where(scale > 0, scale, 1.0)
-    scaled[(matrix != 0).sum(1) == 1] *= 4  # known values are kept before rows that follow from them
+    scaled[(matrix != 0).sum(1) == 1] *= 4  # prefer rows that fix one variable to rows that follow from them
     _, triangle, order = scipy.linalg.qr(scaled.T, mode="economic", pivoting=True)
     pivots = np.abs(np.diag(triangle))
     rank = int((pivots > RANK_TOLERANCE * max(1.0, pivots.max(initial=0.0))).sum())

@@ -5,11 +5,11 @@
 
     Z_jp = - sum_j' Z_jj' l_j'p,     Z_pp = 1 / d_p - sum_j l_jp Z_jp.
 
-With ``q_i(X) = a_i^T X a_i`` for column i of A, the oblique variance is ``w_i - w_i^2 q_i(Z)``; for another covariance
+With ``q_i(X) = a_i^T X a_i`` for column i of A, the oblique variance is ``w_i - w_i^2 q_i(Z)``. For another covariance
 S it is ``s_i - 2 w_i s_i q_i(Z) + w_i^2 q_i(N)`` with ``N = Z A S A^T Z``, the derivative of ``-Z`` along ``A S A^T``.
 
-On a CPU the numbers of a training step come from ``kernels`` where numba is installed; torch does the rest: other
-devices, derivatives of higher order, and what is traced.
+On a CPU with numba, compiled kernels do the training step. Other devices, higher derivatives and traced graphs use
+torch.
 """
 
 from __future__ import annotations
@@ -34,16 +34,21 @@ from probhard.rows.dense import DenseRows, cholesky_solve
 from probhard.rows.elimination import Assembly, Plan, gather_sum, lift, plan_elimination
 from probhard.rows.maps import SparseMap
 
-DENSE_LIMIT = 20_000_000  # entries of A up to which compiled code may hold it densely
-KERNEL_BLOCK = 64  # rows of a dense rest up to which the kernels are faster than LAPACK
+DENSE_LIMIT = 20_000_000  # up to this many entries, compiled graphs may use a dense A
+KERNEL_BLOCK = 64  # up to this many rows in the dense block, the kernels are faster than LAPACK
 
 
 class SparseRows(Mapped):
-    """A sparse A with a planned elimination of ``A W A^T``."""
+    """A sparse A with a planned elimination of ``A W A^T``.
+
+    Args:
+        matrix: A, (q, n).
+        plan: The elimination of its pattern; None plans it here.
+    """
 
     map: SparseMap
     double = True
-    fixed = True  # whether the values are those that it was built with
+    fixed = True  # False after ``with_values``
 
     def __init__(self, matrix: sp.csr_array, plan: Plan | None = None) -> None:
         super().__init__(SparseMap(matrix))
@@ -51,12 +56,12 @@ class SparseRows(Mapped):
         self.assembly = Assembly(matrix, self.plan)
 
     def with_values(self, values: Tensor) -> SparseRows:
-        """The same pattern with other values (*batch, entries of A)."""
+        """The same pattern with other values (*batch, entries of A), sorted by row and column."""
         twin = copy.copy(self)
         twin.map, twin.assembly = copy.copy(self.map), copy.copy(self.assembly)
-        for part in (twin, twin.map, twin.assembly):
+        for holder in (twin, twin.map, twin.assembly):
             for name in CACHES:
-                part.__dict__.pop(name, None)  # they hold the old values
+                holder.__dict__.pop(name, None)  # computed from the old values
         twin.fixed, twin.map.value = False, values
         twin.assembly.fill(values)
         return twin
@@ -79,7 +84,7 @@ class SparseRows(Mapped):
 
     @cached_property
     def kernel_tables(self) -> kernels.Tables:
-        """What the kernels need to know of A."""
+        """The pattern and the values of A as the kernels read them."""
         columns, assembly, rows = self.plan.columns, self.assembly, self.map
         return (
             *(columns.start, columns.row, columns.pair, columns.target),
@@ -104,12 +109,15 @@ class SparseRows(Mapped):
         return DenseRows(self.dense()).factor(weight)
 
     def plain_moments(self, z: Tensor, weight: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The oblique moments by torch."""
+        """The oblique moments by torch, for points z and weights (*batch, n) and right-hand sides b (..., q)."""
         return SparseFactor(self, weight).moments(z, b)
 
 
 class SparseFactor(Factor):
-    """``L D L^T`` of ``A W A^T``; entries lead here, (E, *batch), so that gathers move whole rows of memory."""
+    """``L D L^T`` of ``A W A^T``.
+
+    Entries come first, (E, *batch), so that gathers move whole rows of memory.
+    """
 
     structure: SparseRows
 
@@ -127,8 +135,8 @@ class SparseFactor(Factor):
         for step, lower in zip(plan.rounds, lowers):
             push = lower * r.index_select(0, step.pivot).index_select(0, step.owner)
             r = r.index_add(0, step.neighbour, push, alpha=-1)
-        rest = cholesky_solve(self.block, r.index_select(0, plan.block).movedim(0, -1))
-        r = r.index_copy(0, plan.block, rest.movedim(-1, 0))
+        solved = cholesky_solve(self.block, r.index_select(0, plan.block).movedim(0, -1))
+        r = r.index_copy(0, plan.block, solved.movedim(-1, 0))
         for step, pivot, lower in reversed(list(zip(plan.rounds, self.pivot, lowers))):
             pull = gather_sum(lower * r.index_select(0, step.neighbour), step.owner, len(step.pivot))
             r = r.index_copy(0, step.pivot, r.index_select(0, step.pivot) / lift(pivot, r) - pull)
@@ -147,8 +155,8 @@ class SparseFactor(Factor):
         batch = broadcast(s.shape[:-1], self.batch)
         s = s.expand(*batch, -1).movedim(-1, 0).contiguous()
         w = self.weight.expand(*batch, -1).movedim(-1, 0).contiguous()
-        made = torch.func.jvp(inverse_of, (assembly.assemble(w),), (assembly.assemble(s),))
-        inverse, slope = made[0], made[1]
+        derivative = torch.func.jvp(inverse_of, (assembly.assemble(w),), (assembly.assemble(s),))
+        inverse, slope = derivative[0], derivative[1]
         return (s - 2 * w * s * forms(inverse) - w.square() * forms(slope)).clamp(min=0).movedim(0, -1)
 
     def pivots(self) -> Tensor:
@@ -157,7 +165,7 @@ class SparseFactor(Factor):
 
 
 class KernelFactor(Factor):
-    """The same factor by compiled kernels, for one fixed A in float64 on a CPU."""
+    """``L D L^T`` by compiled kernels, for one fixed A in float64 on a CPU."""
 
     structure: SparseRows
 
@@ -170,7 +178,7 @@ class KernelFactor(Factor):
 
     @cached_property
     def plain(self) -> SparseFactor:
-        """The factor by torch."""
+        """The same factor by torch."""
         return SparseFactor(self.structure, self.weight)
 
     def solve(self, r: Tensor) -> Tensor:
@@ -197,7 +205,7 @@ class KernelSolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, r: Tensor, weight: Tensor, factor: KernelFactor) -> Tensor:
         count, columns, right = prod(factor.batch), factor.columns, matrix(r)
-        if count == 1:  # samples take the place of the batch
+        if count == 1:  # one weight: samples become the batch
             count, columns = len(right), columns.repeat(min(LANES, len(right)), -1)
         right = right.reshape(-1, count, r.shape[-1])
         out = torch.from_numpy(kernels.solve(factor.structure.kernel_tables, columns, right)).reshape(r.shape)
@@ -207,7 +215,7 @@ class KernelSolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """``y = M^-1 x'`` for r, and ``-(A^T y)(A^T x)`` for the weights."""
+        """Gradients: ``y = M^-1 x'`` for r, and ``-(A^T y) (A^T x)`` for the weights."""
         x, weight = ctx.saved_tensors
         y, pull = ctx.factor.solve(gradient), ctx.factor.structure.transpose
         return y, -(pull(y) * pull(x)).sum_to_size(weight.shape) if ctx.needs_input_grad[1] else None, None
@@ -220,8 +228,8 @@ class KernelMoments(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, factor: KernelFactor) -> tuple[Tensor, Tensor]:
         tables = factor.structure.kernel_tables
         right = matrix(b if b.dim() == 1 else b.expand(*factor.batch, -1))
-        found = kernels.moments(tables, factor.columns, matrix(z), matrix(w), right)
-        mean, scale, multiplier = (torch.from_numpy(x) for x in found)
+        results = kernels.moments(tables, factor.columns, matrix(z), matrix(w), right)
+        mean, scale, multiplier = (torch.from_numpy(x) for x in results)
         mean, scale = mean.reshape(z.shape), scale.reshape(z.shape)
         ctx.factor = factor
         ctx.save_for_backward(z, w, b, scale, multiplier)
@@ -234,13 +242,13 @@ class KernelMoments(torch.autograd.Function):
         if torch.is_grad_enabled() or not plain(of_mean):
             return (*twice(factor.structure.plain_moments, (z, w, b), (of_mean, of_scale)), None)
         sources = (matrix(w), multiplier.numpy(), matrix(scale), matrix(of_mean), matrix(of_scale))
-        found = kernels.moments_adjoint(factor.structure.kernel_tables, factor.columns, *sources)
-        of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in found)
+        slopes = kernels.moments_adjoint(factor.structure.kernel_tables, factor.columns, *sources)
+        of_z, of_w, of_b = (torch.from_numpy(x).reshape(*factor.batch, -1) for x in slopes)
         return of_z, of_w, of_b.sum_to_size(b.shape), None
 
 
 def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Pivots d and columns l of each round, and the Cholesky factor (*batch, m, m) of the dense rest."""
+    """Pivots d and columns l of each round, and the Cholesky factor (*batch, m, m) of the dense block."""
     pivots, lowers = [], []
     for step in plan.rounds:
         pivot, column = entries.index_select(0, step.diagonal), entries.index_select(0, step.entry)
@@ -250,7 +258,7 @@ def _eliminate(plan: Plan, entries: Tensor) -> tuple[list[Tensor], list[Tensor],
         pivots.append(pivot)
         lowers.append(lower)
     size = len(plan.block)
-    # batch first before the block is taken: compiled backward passes corrupt memory the other way round (torch 2.13)
+    # move the batch first, then gather: the other order corrupts memory in compiled backward passes (torch 2.13)
     dense = entries.movedim(0, -1).index_select(-1, plan.block_entry).unflatten(-1, (size, size))
     return pivots, lowers, torch.linalg.cholesky_ex(dense).L
 
@@ -260,15 +268,15 @@ def _selected_inverse(plan: Plan, pivots: list[Tensor], lowers: list[Tensor], bl
     identity = torch.eye(len(plan.block), dtype=block.dtype, device=block.device)
     # not torch.cholesky_inverse: its forward-mode derivative is wrong (torch 2.13)
     half = torch.linalg.solve_triangular(block, identity.expand_as(block), upper=False)
-    # every entry of the symmetric block once
-    rest = (half.mT @ half).flatten(-2).index_select(-1, plan.lower).movedim(-1, 0)
-    inverse = rest.new_zeros(plan.entries, *rest.shape[1:])
-    inverse = inverse.index_add(0, plan.block_entry.index_select(0, plan.lower), rest)
+    # each entry of the symmetric block once
+    dense = (half.mT @ half).flatten(-2).index_select(-1, plan.lower).movedim(-1, 0)
+    inverse = dense.new_zeros(plan.entries, *dense.shape[1:])
+    inverse = inverse.index_add(0, plan.block_entry.index_select(0, plan.lower), dense)
     for step, pivot, lower in reversed(list(zip(plan.rounds, pivots, lowers))):
         between = inverse.index_select(0, step.target)
         column = gather_sum(between * lower.index_select(0, step.second), step.first, len(step.entry))
         mirrored = between * lower.index_select(0, step.first) * lift(step.distinct, between)
         column = -column.index_add(0, step.second, mirrored)
         corner = 1 / pivot - gather_sum(lower * column, step.owner, len(step.pivot))
-        inverse = inverse.index_add(0, step.entry, column).index_add(0, step.diagonal, corner)  # zero there before
+        inverse = inverse.index_add(0, step.entry, column).index_add(0, step.diagonal, corner)  # these were 0
     return inverse

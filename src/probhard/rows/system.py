@@ -1,18 +1,18 @@
-"""The rows of a constraint, made ready once: pins substituted, rank known, the algorithm chosen.
+"""The rows of a constraint, analysed once: pins are substituted, the rank is known, the algorithm is chosen.
 
-The choice, in this order, from the data alone:
+The algorithm is the first that applies:
 
 | rows after substituting pins        | algorithm                                        | cost       |
 |-------------------------------------|--------------------------------------------------|------------|
 | none left                           | substitution                                     | O(n)       |
 | no two rows share a variable        | elementwise (``disjoint``)                       | O(n)       |
-| a forest (``[I | -S]`` made children)  | two sweeps (``tree``)                            | O(n)       |
+| a forest (``[I | -S]`` by children)   | two sweeps (``tree``)                            | O(n)       |
 | large and sparse                    | Cholesky in rounds (``sparse``)                  | O(fill)    |
 | q <= n - q                          | dense Cholesky of ``A W A^T`` (``dense``)        | O(n q^2)   |
 | q > n - q                           | dense Cholesky of the complement (``dense``)     | O(q (n-q)^2) |
 
-Beside the last three, hierarchies that cross trees completely are swept axis by axis (``crossed``), in O(n), where the
-weights cross too.
+In the last three cases, complete crossings of trees are swept axis by axis (``crossed``), in O(n), if the weights cross
+too.
 """
 
 from __future__ import annotations
@@ -37,27 +37,30 @@ from probhard.rows.presolve import Pins, dependent_rows, find_pins
 from probhard.rows.sparse import SparseRows
 from probhard.rows.tree import Tree
 
-SPARSE_ROWS = 48  # fewer rows than this are always factored densely
-SPARSE_SHARE = 0.2  # ... and so are rows with more non-zero entries than this
-DENSE_RANK_LIMIT = 50_000_000  # entries up to which the rank is found by a dense QR factor
-SQUARED_LIMIT = 2048  # variables up to which a fixed projector's squared entries are kept
+SPARSE_ROWS = 48  # fewer rows are always factored densely
+SPARSE_SHARE = 0.2  # ... and so are rows with a larger share of non-zero entries
+DENSE_RANK_LIMIT = 50_000_000  # up to this many entries, the rank is computed by a dense QR factor
+SQUARED_LIMIT = 2048  # up to this many variables, squared entries of a fixed projector are cached
 
 
 @dataclass(frozen=True)
 class Redundancy:
-    """Rows that repeat others: ``A[dependent] = combination @ A[others]``."""
+    """Rows that depend on others: ``A[dependent] = combination @ A[others]``."""
 
-    dependent: np.ndarray
-    others: np.ndarray
-    combination: np.ndarray  # (dependent, others)
+    dependent: np.ndarray  # row numbers, (d,)
+    others: np.ndarray  # row numbers, (q - d,)
+    combination: np.ndarray  # (d, q - d)
 
 
 def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | None] | None:
-    """The algorithm and, if rows were rewritten, the map of right-hand sides; None if the rank is in doubt.
+    """Choose the algorithm.
 
     Args:
         matrix: Rows of at least two variables each, (q, n).
         proven: Whether the rows are known to be independent.
+
+    Returns:
+        The structure and, if rows were rewritten, the map of right-hand sides. None if the rank is in doubt.
     """
     if np.diff(sp.csc_array(matrix).indptr).max(initial=0) <= 1:
         return DisjointRows.from_matrix(matrix), None
@@ -82,18 +85,18 @@ def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | N
 
 @dataclass(frozen=True, eq=False)
 class LinearSystem(OnDevice):
-    """Rows ``A u = b`` ready for projection; build it with ``of``, ``blocks`` or ``batched``.
+    """Rows ``A u = b`` ready for projection; build it with ``of``, ``blocks``, ``batched`` or ``of_structure``.
 
     Args:
         map: A as the caller wrote it.
-        core: What is solved; None if pins are all there is.
-        pins: Variables that rows fix outright.
-        kept: The rows that reach the core, where not all do.
-        transform: Right-hand sides of rewritten rows.
+        core: The rows to be solved; None if there are only pins.
+        pins: Variables that single rows fix.
+        kept: Numbers of the rows in the core; None for all.
+        transform: Map of right-hand sides, if rows were rewritten.
         held: Variables that no projection may move.
-        crossing: Of trees, where the rows are one.
-        redundancy: Rows that repeat others and are left out.
-        matrix: All rows, where they are shared.
+        crossing: The crossing of trees, if the rows form one.
+        redundancy: Dependent rows, which are left out.
+        matrix: All rows, if the batch shares them.
     """
 
     map: SparseMap | DenseMap | Structure
@@ -108,7 +111,12 @@ class LinearSystem(OnDevice):
 
     @classmethod
     def of(cls, matrix: sp.csr_array, held: np.ndarray | None = None) -> LinearSystem:
-        """From a shared matrix; ``redundancy`` is set, and dependent rows left out, where rows repeat others."""
+        """The system of a shared matrix; dependent rows are left out and recorded in ``redundancy``.
+
+        Args:
+            matrix: A, (q, n).
+            held: Variables that no projection may move.
+        """
         matrix = sp.csr_array(matrix, dtype=np.float64)
         system = cls._of_full_rank(matrix, held)
         if system is None:
@@ -127,11 +135,11 @@ class LinearSystem(OnDevice):
 
     @classmethod
     def _of_full_rank(cls, matrix: sp.csr_array, held: np.ndarray | None, proven: bool = False) -> LinearSystem | None:
-        """The system, or None where the rank is in doubt and not ``proven``."""
-        pins, others, rest, empty = find_pins(matrix)
+        """The system, or None if the rank is in doubt and not ``proven``."""
+        pins, others, remaining, empty = find_pins(matrix)
         if len(empty):
             return None
-        chosen = choose(rest, proven) if len(others) else (None, None)
+        chosen = choose(remaining, proven) if len(others) else (None, None)
         if chosen is None:
             return None
         core, transform = chosen
@@ -145,23 +153,23 @@ class LinearSystem(OnDevice):
 
     @classmethod
     def blocks(cls, weights: Tensor, row_count: int) -> LinearSystem:
-        """``row_count`` consecutive blocks of variables with the same weights: one conservation row per slice."""
+        """One conservation row per slice: ``row_count`` consecutive blocks with the same weights (width,)."""
         core = DisjointRows.blocks(weights, row_count)
         return cls(core, core)
 
     @classmethod
     def of_structure(cls, structure: Structure) -> LinearSystem:
-        """Rows that need no more looking at."""
+        """The system of a structure that needs no analysis."""
         return cls(structure.map if isinstance(structure, Mapped) else structure, structure)
 
     @classmethod
     def batched(cls, matrix: Tensor) -> LinearSystem:
-        """One dense matrix per batch element, or one that gradients flow into."""
+        """The system of a dense matrix (*batch, q, n) that differs between points or requires gradients."""
         return cls(DenseMap(matrix), DenseRows(matrix))
 
     @property
     def row_count(self) -> int:
-        """Number of rows as the caller wrote them."""
+        """Number of rows q as the caller wrote them."""
         return self.map.row_count
 
     @property
@@ -171,12 +179,12 @@ class LinearSystem(OnDevice):
 
     @property
     def variables(self) -> int:
-        """Number of variables."""
+        """Number of variables n."""
         return self.map.variables
 
     @property
     def algorithm(self) -> str:
-        """How this system is solved, in words."""
+        """How this system is solved."""
         parts = [] if self.pins is None else [f"{len(self.pins.variable)} pinned variables substituted"]
         if self.core is not None:
             parts.append(self.core.algorithm)
@@ -188,7 +196,7 @@ class LinearSystem(OnDevice):
 
     @property
     def coupled(self) -> LinearSystem:
-        """The same rows without substitution, for metrics that couple variables."""
+        """The same rows without substitution of pins, for metrics that couple variables."""
         return self if self.pins is None else self._coupled
 
     @cached_property
@@ -214,7 +222,11 @@ class LinearSystem(OnDevice):
         return x if self.pins is None else x.index_fill(-1, self.pins.variable, 0.0)
 
     def substitute(self, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace the pinned variables of z; return it with the core's right-hand side, both in the dtype of z."""
+        """Substitute the pinned variables.
+
+        Returns:
+            Points z (..., n) with pinned values, and the core's right-hand side from b (..., q), in the dtype of z.
+        """
         values, right = self.right_side(b, z)
         if self.pins is not None and values is not None:
             shape = broadcast(z.shape[:-1], values.shape[:-1])
@@ -222,7 +234,10 @@ class LinearSystem(OnDevice):
         return z, right
 
     def right_side(self, b: Tensor, like: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Values of the pinned variables, and the core's right-hand side; those of the last constant b are kept."""
+        """Pinned values (or None) and the core's right-hand side from b (..., q), in the dtype of ``like``.
+
+        The result for the last constant b is cached.
+        """
         last = vars(self).get("_last_side") if checking() else None
         key = (like.dtype, like.device)
         if last is not None and last[0] is b and last[1] == (b._version, key):
@@ -239,14 +254,14 @@ class LinearSystem(OnDevice):
         return values, right
 
     def factor(self, weight: Tensor) -> Factor:
-        """Factor for weights (*batch, n); pinned and held variables get 0."""
+        """The core's factor for weights (*batch, n); pinned and held variables get weight 0."""
         assert self.core is not None
         weight = self.movable(weight)
         crossed = None if self.crossing is None else self.crossing.factor(self.core, weight)
         return self.core.factor(weight) if crossed is None else crossed
 
     def unit_factor(self, like: Tensor) -> Factor:
-        """Factor for W = I, kept for each dtype and device: it depends on A alone."""
+        """The factor for W = I, cached for each dtype and device of ``like`` if A is constant."""
         assert self.core is not None
         cache = self.__dict__.setdefault("_unit_factors", {})
         key = (like.dtype, like.device)
@@ -256,14 +271,14 @@ class LinearSystem(OnDevice):
                 return factor
             if self.variables <= SQUARED_LIMIT and factor.conditioned:
                 factor = SquaredFactor(factor)
-            if not checking():  # tensors of a traced graph must not outlive it
+            if not checking():  # a cached tensor must not belong to a traced graph
                 return factor
             cache[key] = factor
         return cache[key]
 
 
 class SquaredFactor(Factor):
-    """A fixed factor whose projector's squared entries are kept: ``diag(P S P^T) = (P * P) s``, a sum of squares."""
+    """A fixed factor with the squared entries of P: ``diag(P S P^T) = (P * P) s``, a sum of squares."""
 
     def __init__(self, factor: Factor) -> None:
         self.factor, self.weight, self.structure = factor, factor.weight, factor.structure

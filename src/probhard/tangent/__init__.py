@@ -1,4 +1,4 @@
-"""Tangents: ``P = du*/dz`` at a solution, from which gradients, variances and linear draws follow."""
+"""Tangents ``P = du*/dz`` at a solution, for gradients, variances and linear draws."""
 
 from probhard.laws.covariance import Identity
 from probhard.tangent.base import Differential

@@ -1,4 +1,4 @@
-"""What every tangent offers: the products of ``du*/dz`` at a solution."""
+"""Base class of tangents: the products of ``du*/dz`` at a solution."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from probhard.laws.covariance import Covariance
 
 
 class Differential(ABC):
-    """``du*/dz`` at a solution, by its products."""
+    """``P = du*/dz`` at a solution, by its products."""
 
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
-        """``(*batch, n)`` of the points that it belongs to, as far as it depends on them."""
+        """``(*batch, n)`` of P; points may have more batch dimensions if P does not depend on them."""
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
-        """``P x``, forward mode."""
+        """``P x`` for x (*samples, *batch, n): forward mode."""
 
     @abstractmethod
     def transpose(self, x: Tensor) -> Tensor:
-        """``P^T x``, reverse mode."""
+        """``P^T x`` for x (*samples, *batch, n): reverse mode."""
 
     def variance(self, cov: Covariance) -> Tensor:
-        """``diag(P C P^T)``, (*batch, n); column by column of the root unless there is a better way."""
+        """``diag(P C P^T)``, (*batch, n).
+
+        The default applies P to each column of the root of C; subclasses may know a faster way.
+
+        Args:
+            cov: The covariance C of the points.
+        """
         eye = torch.eye(cov.root_size, dtype=cov.dtype, device=cov.device)
         columns = cov.root(eye.reshape(-1, *[1] * (len(self.shape) - 1), cov.root_size))
         return self.apply(columns.expand(-1, *self.shape)).square().sum(0)

@@ -13,10 +13,14 @@ from probhard.tangent.linear import Tangent
 
 
 class LowRankTangent(Tangent):
-    """``W = D + F F^T`` by Woodbury on the structure's factor for D, all rows solved together.
+    """``W = D + F F^T`` by Woodbury's identity on the structure's factor for D.
 
     With ``G = A F``, ``Y = M_D^-1 G`` and ``C = I + G^T Y``, the multiplier is ``M_D^-1 (r - G e)`` with
-    ``e = C^-1 Y^T r``, and the oblique covariance is ``P_D D P_D^T + U C^-1 U^T`` with ``U = P_D F``: sums of squares.
+    ``e = C^-1 Y^T r``. The oblique covariance is ``P_D D P_D^T + U C^-1 U^T`` with ``U = P_D F``: sums of squares.
+
+    Args:
+        system: The rows.
+        weight: W, with positive D.
     """
 
     def __init__(self, system: LinearSystem, weight: LowRank) -> None:
@@ -70,7 +74,12 @@ class LowRankTangent(Tangent):
 
 
 class DenseTangent(Tangent):
-    """Any W, by its products with the rows of A: Cholesky of the q x q matrix ``A W A^T``."""
+    """Any W, by its products with the rows of A: Cholesky of the q x q matrix ``A W A^T``.
+
+    Args:
+        system: The rows.
+        weight: W.
+    """
 
     def __init__(self, system: LinearSystem, weight: Covariance) -> None:
         self.given = weight

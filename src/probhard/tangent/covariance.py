@@ -1,4 +1,4 @@
-"""The covariance of a projected law, ``P C P^T``: singular, and kept as tangent times base covariance."""
+"""The covariance ``P C P^T`` of a projected law: singular, stored as the tangent and the base covariance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from probhard.tangent.base import Differential
 
 @dataclass(frozen=True, eq=False)
 class ProjectedCovariance(Covariance):
-    """``diag(s) P C P^T diag(s)``, singular and never formed; s is 1 unless the law was rescaled."""
+    """``diag(s) P C P^T diag(s)``, singular and never formed.
+
+    Args:
+        tangent: P.
+        base: C, the covariance before the projection.
+        scale: s, (*batch, n); 1 unless the law was rescaled.
+    """
 
     tangent: Differential
     base: Covariance

@@ -1,11 +1,11 @@
-"""The tangent of rows, and its simplest kind: under a diagonal weight.
+"""The tangent of linear rows, and its simplest kind: under a diagonal weight.
 
 At a solution with active rows A and metric weight ``W = Q^-1`` (paper, proposition "linearsolution_main")
 
     P = I - W A^T (A W A^T)^-1 A,     u* = z - W A^T (A W A^T)^-1 (A z - b),     cov(u*) = P S P^T.
 
-Only W is represented, so the oblique metric W = S inverts nothing. Under a diagonal W, pinned variables are
-substituted and the structure's own factor does the rest; weights that couple variables are in ``coupled``.
+Only W is stored, so the oblique metric W = S inverts nothing. Under a diagonal W, pinned variables are substituted and
+the structure's own factor solves the rest. Weights that couple variables are in ``coupled``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ from probhard.tangent.base import Differential
 
 
 def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
-    """The tangent of rows under a metric weight."""
+    """The tangent of rows under a metric weight.
+
+    Args:
+        system: The rows.
+        weight: W, (*batch, n).
+    """
     if isinstance(weight, Diagonal):
         return PinnedTangent(system, weight) if system.core is None else DiagonalTangent(system, weight)
-    from probhard.tangent.coupled import DenseTangent, LowRankTangent  # it builds on this module
+    from probhard.tangent.coupled import DenseTangent, LowRankTangent  # it imports this module
 
     if isinstance(weight, LowRank) and (not checking() or bool((weight.diagonal_part > 0).all())):
         return LowRankTangent(system, weight)
@@ -37,14 +42,14 @@ def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
 
 
 class Tangent(Differential):
-    """``P`` for one system of rows and one weight; ``dtype`` is the precision of its solves."""
+    """``P`` for one system of rows and one weight."""
 
     system: LinearSystem
     core: Structure
-    given: Covariance  # W as the metric gave it
-    weight: Covariance  # ... in the working precision, 0 for variables that may not move
-    dtype: torch.dtype = torch.float64  # working precision
-    known: Pins | None = None  # variables that rows pin outright, kept exact where all rows are solved together
+    given: Covariance  # W as passed in
+    weight: Covariance  # W in the working precision, with 0 for variables that may not move
+    dtype: torch.dtype = torch.float64  # precision of the solves
+    known: Pins | None = None  # variables that single rows fix; set exactly where all rows are solved together
 
     @abstractmethod
     def multiplier(self, r: Tensor) -> Tensor:
@@ -52,15 +57,15 @@ class Tangent(Differential):
 
     @abstractmethod
     def pivots(self) -> Tensor:
-        """Positive exactly when ``A W A^T`` is regular."""
+        """Numbers (*batch, k) that are all positive if and only if ``A W A^T`` is regular."""
 
     @abstractmethod
     def _variance(self, cov: Covariance | None) -> Tensor:
-        """``diag(P C P^T)`` in the working precision; None is the oblique case, C = W."""
+        """``diag(P C P^T)`` in the working precision; None means C = W, the oblique case."""
 
     @property
     def conditioned(self) -> bool:
-        """Whether a Cholesky factor is behind it, whose rounding grows with the range of the weights."""
+        """Whether rounding grows with the range of the weights, as with a Cholesky factor."""
         return True
 
     @property
@@ -68,7 +73,15 @@ class Tangent(Differential):
         return self.weight.shape
 
     def project(self, z: Tensor, b: Tensor) -> Tensor:
-        """The nearest point to z (*samples, *batch, n) with ``A u = b``."""
+        """The nearest point to z with ``A u = b``.
+
+        Args:
+            z: Points, (*samples, *batch, n).
+            b: Right-hand sides, (..., q).
+
+        Returns:
+            The nearest points, (*samples, *batch, n), in the dtype of z.
+        """
         point, right = self.system.substitute(z.to(self.dtype), b)
         value = self._nearest(point, right)
         if self.known is not None:
@@ -77,7 +90,16 @@ class Tangent(Differential):
         return value.to(z.dtype)
 
     def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
-        """The projected point and the root of ``diag(P C P^T)``; see ``variance``."""
+        """Projected points and standard deviations.
+
+        Args:
+            z: Points, (*samples, *batch, n).
+            b: Right-hand sides, (..., q).
+            cov: Covariance C, as in ``variance``.
+
+        Returns:
+            ``project(z, b)`` and the root of ``variance(cov)``.
+        """
         return self.project(z, b), safe_sqrt(self.variance(cov))
 
     def apply(self, x: Tensor) -> Tensor:
@@ -98,21 +120,29 @@ class Tangent(Differential):
         return self.system.free(y - pushed).to(x.dtype)
 
     def variance(self, cov: Covariance | None = None) -> Tensor:
-        """``diag(P C P^T)``, (*batch, n); None is the oblique case, C = W, which has shorter formulas."""
+        """``diag(P C P^T)``, (*batch, n).
+
+        Args:
+            cov: Covariance C of the points. None means C = W, the oblique case, which has shorter formulas.
+        """
         return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
 
     def _columns(self, matrix: Tensor) -> Tensor:
-        """Columns of a matrix (*batch, n, k) as k points (k, *batch, n) that broadcast with the rows' batch."""
+        """Columns of a matrix (*batch, n, k) as points (k, *batch, n) that broadcast with the batch of the rows."""
         columns = matrix.movedim(-1, 0).to(self.dtype)
         missing = max(0, self.core.batch_dims - (columns.dim() - 2))
         return columns.reshape(columns.shape[0], *[1] * missing, *columns.shape[1:])
 
     def _root_variance(self, cov: Covariance) -> Tensor:
-        """``diag(P R (P R)^T)`` column by column of the root: a sum of squares, for dense covariances."""
+        """``diag(P R (P R)^T)`` for a dense covariance with root R: a sum of squares over its columns."""
         return self.apply(self._columns(cov.root_matrix())).square().sum(0)
 
     def check(self) -> Self:
-        """Raise where the weight leaves a row nothing to move; eager mode only."""
+        """Check that every row has a variable to move, in eager mode only.
+
+        Raises:
+            InfeasibleError: If ``A W A^T`` is singular.
+        """
         if checking():
             pivots = self.pivots().detach()
             low = pivots.amin() if pivots.numel() else torch.ones(())
@@ -126,7 +156,12 @@ class Tangent(Differential):
 
 
 class DiagonalTangent(Tangent):
-    """W diagonal: pins are substituted and the structure's own factor does the rest."""
+    """W diagonal: pins are substituted, and the structure's own factor solves the rest.
+
+    Args:
+        system: The rows, with a core.
+        weight: W.
+    """
 
     given: Diagonal
 
@@ -169,7 +204,7 @@ class DiagonalTangent(Tangent):
         return mean.to(z.dtype), scale.to(z.dtype)
 
     def _spread(self, cov: Diagonal | None) -> Tensor | None:
-        """Variances of the free variables; None if they are the factor's weights."""
+        """Variances of the free variables; None if they equal the factor's weights."""
         if cov is None and self.system.held is None:
             return None
         variance = self.given.variance if cov is None else cov.variance
@@ -185,7 +220,12 @@ class DiagonalTangent(Tangent):
 
 
 class PinnedTangent(Tangent):
-    """Every row pins one variable: the projection substitutes and moves nothing else."""
+    """Every row pins one variable: the projection only substitutes.
+
+    Args:
+        system: The rows, without a core.
+        weight: W.
+    """
 
     def __init__(self, system: LinearSystem, weight: Covariance) -> None:
         variance = weight.diagonal()

@@ -1,7 +1,7 @@
 """The tangent of pooled profiles: the derivative of their projection while the runs of equal values stay the same.
 
-Let M be the average over these runs ("groups") weighted by ``q = 1/w``, F the restriction to groups on no bound, and C
-the rows that bind (a of the mass, the signs s of the jumps for a bound on TV). Then
+Let M be the average over these runs ("groups") weighted by ``q = 1/w``, and F the restriction to groups that are on no
+bound. The columns of C are the active rows: a of the mass, and the signs s of the jumps for a bound on TV. Then
 
     T = F M - B S^-1 C^T F M,     B = F M W C,     S = C^T B.
 
@@ -22,14 +22,14 @@ from probhard.tangent import Differential
 
 
 class Pooling:
-    """The tangent T of pooled profiles and their groups, over profiles (*lead, nx).
+    """The tangent T of pooled profiles (*lead, nx) and their groups.
 
     Args:
-        weight: Positive weights w.
-        first: Index of the first point of each point's group.
+        weight: Positive weights w, (*lead, nx).
+        first: Index of the first point of each point's group, (*lead, nx).
         side: -1 on the lower bound, 1 on the upper, 0 if free, -2 if the value is 0 regardless of the bounds.
         edge: Sign of the jump after each point, 0 within a group.
-        rows: The vectors a, s that may bind, and per profile whether they do, (*lead, 1).
+        rows: The vectors a and s (None for s), each with a mask (*lead, 1) of the profiles where it is active.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Pooling:
         return torch.nn.functional.pad(edge[..., :-1], (1, 0)) - edge
 
     def total(self, x: Tensor) -> Tensor:
-        """Sums of x (*samples, *lead, nx) over groups, repeated at each of their points."""
+        """Sums of x (*samples, *lead, nx) over groups, repeated at each point of the group."""
         shape = broadcast(x.shape, self.first.shape)
         index = self.first.expand(shape)
         return x.new_zeros(shape).scatter_add(-1, index, x.expand(shape)).gather(-1, index)
@@ -64,7 +64,7 @@ class Pooling:
 
     @cached_property
     def gram(self) -> list[Tensor]:
-        """The entries of ``S = C^T B`` on and above the diagonal; a row that does not bind counts as 1."""
+        """The entries of ``S = C^T B`` on and above the diagonal; an inactive row has 1 on the diagonal."""
         entries = [_dot(self.normals[i], self.responses[j]) for i, j in self._pairs]
         return [entry + self._idle(i, j) for entry, (i, j) in zip(entries, self._pairs)]
 
@@ -73,7 +73,7 @@ class Pooling:
         return self.free * self.total(self.inverse * x) / self.mass
 
     def multipliers(self, residuals: list[Tensor]) -> list[Tensor]:
-        """``S^-1 r`` for residuals r (*lead, 1), one per row."""
+        """``S^-1 r`` for residuals r, one tensor (..., 1) or (..., nx) per row."""
         if len(residuals) < 2:
             return [r / self.gram[0] for r in residuals]
         determinant = self.gram[0] * self.gram[2] - self.gram[1].square()
@@ -84,7 +84,7 @@ class Pooling:
         ]
 
     def balanced(self, u: Tensor, targets: list[Tensor]) -> Tensor:
-        """``u - B S^-1 (C^T u - t)`` for targets t (*lead,) of the rows."""
+        """``u - B S^-1 (C^T u - t)`` for u (*samples, *lead, nx) and targets t, one (*lead,) per row."""
         residuals = [
             _dot(row, u) - torch.where(bind, target.unsqueeze(-1), 0.0)
             for row, bind, target in zip(self.normals, self.binds, targets)
@@ -108,19 +108,19 @@ class Pooling:
     def variance(self, variance: Tensor) -> Tensor:
         """``diag(T C T^T)`` of a diagonal C (*samples, *lead, nx).
 
-        With v the variance of a group's average, the group itself contributes ``(1 - Q b S^-1 b)^2 v`` and the others
-        ``b S^-1 N S^-1 b``. Both are formed from sums over the others, so fixed values get exactly 0.
+        With v the variance of a group's average, the group contributes ``(1 - Q b S^-1 b)^2 v`` and the others
+        ``b S^-1 N S^-1 b``. Both are computed from sums over the others, so fixed values get exactly 0.
         """
         own = self.free * self.total(variance * self.inverse.square()) / self.mass.square()
         if not self.normals:
             return own
         pairs = [self.responses[i] * self.responses[j] * self.mass for i, j in self._pairs]
-        rest = [self._others(pair) + self._idle(i, j) for pair, (i, j) in zip(pairs, self._pairs)]
+        others = [self._others(pair) + self._idle(i, j) for pair, (i, j) in zip(pairs, self._pairs)]
         noise = [self._others(pair * own * self.mass) for pair in pairs]
         if len(self.normals) == 1:
-            return own * (rest[0] / self.gram[0]).square() + noise[0] * (self.responses[0] / self.gram[0]).square()
+            return own * (others[0] / self.gram[0]).square() + noise[0] * (self.responses[0] / self.gram[0]).square()
         determinant = self.gram[0] * self.gram[2] - self.gram[1].square()
-        kept = (rest[0] * rest[2] - rest[1].square()).clamp(min=0) / determinant
+        kept = (others[0] * others[2] - others[1].square()).clamp(min=0) / determinant
         a, b = self.multipliers(self.responses)
         return own * kept.square() + (a * (a * noise[0] + 2 * b * noise[1]) + b * b * noise[2]).clamp(min=0)
 
@@ -129,11 +129,11 @@ class Pooling:
         return [(i, j) for i in range(len(self.normals)) for j in range(i, len(self.normals))]
 
     def _idle(self, i: int, j: int) -> Tensor | float:
-        """1 on the diagonal of S for rows that do not bind."""
+        """1 on the diagonal of S for inactive rows."""
         return (~self.binds[i]).to(self.inverse) if i == j else 0.0
 
     def _others(self, x: Tensor) -> Tensor:
-        """Sums over the other groups of x, which is constant on groups; formed without cancellation."""
+        """Sums over the other groups of x, which is constant on groups, without cancellation."""
         x = x * (self.first == torch.arange(x.shape[-1], device=x.device))
         before = torch.nn.functional.pad(x.cumsum(-1)[..., :-1], (1, 0))
         after = torch.nn.functional.pad(x.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
@@ -187,7 +187,11 @@ class FieldTangent(Differential):
 
 
 class PooledTangent(FieldTangent):
-    """The tangent of pooled profiles that are independent of each other."""
+    """The tangent of independent pooled profiles.
+
+    Args:
+        pooled: The tangent of each profile, over (*lead, slices, nx).
+    """
 
     def __init__(self, pooled: Pooling) -> None:
         self.pooled, self.lead = pooled, pooled.first.shape

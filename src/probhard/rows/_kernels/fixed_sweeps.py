@@ -1,7 +1,7 @@
 """Kernels for a forest of rows under one fixed W: linear sweeps for points and for variances, and their adjoints.
 
-With the names of ``sweeps``, g, V and d depend on W alone, and u is linear in z. For variances s write
-``u_i = k_i m_i + o_i`` as in ``tree``, with h_i and O_i the variances of both parts. With
+In the notation of ``sweeps``, g, V and d depend on W alone, and u is linear in z. For variances s write
+``u_i = k_i m_i + o_i`` as in ``tree``, and let h_i and O_i be the variances of m_i and o_i. With
 ``keep = V / d``, ``give = p w_x / d``, ``t = 1 - p k_x give`` (1 at a root) and H = sum c_i^2 h_i,
 
     h_x = keep^2 s_x + give^2 H,    k_i = 1 - t c_i g_i,    hat v_i = k_i^2 h_i + O_i,
@@ -16,15 +16,14 @@ from probhard._util.jit import Array, compiled
 from probhard.rows._kernels.lanes import LANES, TINY, Numbers, load, store
 from probhard.rows._kernels.sweeps import Tables, ratio
 
-# Of a fixed W: the rows' keep, give, p and (k_x keep)^2 (all 0 or 1 at a root), then of each inside variable
-# g, k^2, (t g)^2 and (p g)^2.
+# For each row: keep, give, p and (k_x keep)^2. For each inside variable: g, k^2, (t g)^2 and (p g)^2.
 Gains = tuple[Array, Array, Array, Array, Array, Array, Array, Array]
-Stages = tuple[tuple[Tables, Gains], ...]  # forests that are swept one after the other
+Stages = tuple[tuple[Tables, Gains], ...]  # forests, in the order of the sweeps
 
 
 @compiled
 def gains(tables: Tables, w: Array) -> Gains:
-    """The coefficients of the linear sweeps for weights w (n,)."""
+    """The coefficients of the linear sweeps for fixed weights w (n,)."""
     start, number, up, up_coefficient, variable, coefficient = tables
     q, size = len(number), len(variable)
     keep, give, coupling, own = np.zeros(q), np.zeros(q), np.zeros(q), np.zeros(q)
@@ -52,7 +51,7 @@ def gains(tables: Tables, w: Array) -> Gains:
 
 @compiled
 def _project(tables: Tables, gains: Gains, b: Array, m: Array, gap: Array) -> None:
-    """Replace points by their projections."""
+    """Replace points m (n, lanes) by their projections; ``gap`` (q, lanes) is scratch."""
     start, number, up, _, variable, coefficient = tables
     keep, give, coupling, share = gains[0], gains[1], gains[2], gains[4]
     lanes = m.shape[1]
@@ -63,10 +62,10 @@ def _project(tables: Tables, gains: Gains, b: Array, m: Array, gap: Array) -> No
             i, c = variable[t], coefficient[t]
             for k in range(lanes):
                 gap[r, k] -= c * m[i, k]
-        x, own, given = up[r], keep[r], give[r]
+        x, keep_r, give_r = up[r], keep[r], give[r]
         if x >= 0:
             for k in range(lanes):
-                m[x, k] = own * m[x, k] + given * gap[r, k]
+                m[x, k] = keep_r * m[x, k] + give_r * gap[r, k]
     for r in range(len(number) - 1, -1, -1):
         x, p = max(up[r], 0), coupling[r]
         for k in range(lanes):
@@ -79,7 +78,7 @@ def _project(tables: Tables, gains: Gains, b: Array, m: Array, gap: Array) -> No
 
 @compiled
 def _project_adjoint(tables: Tables, gains: Gains, of: Array, of_gap: Array, of_b: Array) -> None:
-    """Replace gradients of the projections by those of the points and of b."""
+    """Replace gradients of the projections by those of the points, and write those of b."""
     start, number, up, _, variable, coefficient = tables
     keep, give, coupling, share = gains[0], gains[1], gains[2], gains[4]
     lanes = of.shape[1]
@@ -94,11 +93,11 @@ def _project_adjoint(tables: Tables, gains: Gains, of: Array, of_gap: Array, of_
         for k in range(lanes):
             of[x, k] -= p * of_gap[r, k]
     for r in range(len(number) - 1, -1, -1):
-        x, own, given = up[r], keep[r], give[r]
+        x, keep_r, give_r = up[r], keep[r], give[r]
         if x >= 0:
             for k in range(lanes):
-                of_gap[r, k] += given * of[x, k]
-                of[x, k] *= own
+                of_gap[r, k] += give_r * of[x, k]
+                of[x, k] *= keep_r
         for t in range(start[r], start[r + 1]):
             i, c = variable[t], coefficient[t]
             for k in range(lanes):
@@ -108,8 +107,8 @@ def _project_adjoint(tables: Tables, gains: Gains, of: Array, of_gap: Array, of_
 
 
 @compiled
-def _variance(tables: Tables, gains: Gains, s: Array, h: Array, total: Array, rest: Array) -> None:
-    """Replace h, at first the variances s, by the projected ones."""
+def _variance(tables: Tables, gains: Gains, s: Array, h: Array, total: Array, outer: Array) -> None:
+    """Replace h (n, lanes), which starts as s, by the projected variances; ``outer`` holds the O_i."""
     start, number, up, _, variable, coefficient = tables
     keep, give, _, own, _, kept, others, above = gains
     lanes = s.shape[1]
@@ -130,17 +129,17 @@ def _variance(tables: Tables, gains: Gains, s: Array, h: Array, total: Array, re
             i, square, alpha, beta, held = variable[t], coefficient[t] ** 2, others[t], above[t], kept[t]
             for k in range(lanes):
                 left = alpha * max(total[r, k] - square * h[i, k], 0.0)
-                rest[i, k] = left + (beta * (known * s[x, k] + rest[x, k]) if beta > 0.0 else 0.0)
-                h[i, k] = held * h[i, k] + rest[i, k]
+                outer[i, k] = left + (beta * (known * s[x, k] + outer[x, k]) if beta > 0.0 else 0.0)
+                h[i, k] = held * h[i, k] + outer[i, k]
 
 
 @compiled
-def _variance_adjoint(tables: Tables, gains: Gains, of: Array, rest: Array, own_part: Array, total: Array) -> None:
-    """Replace gradients of the projected variances by those of s; ``rest`` and ``own_part`` (n, lanes) are scratch."""
+def _variance_adjoint(tables: Tables, gains: Gains, of: Array, outer: Array, own_part: Array, total: Array) -> None:
+    """Replace gradients of the projected variances by those of s; ``outer`` and ``own_part`` are scratch."""
     start, number, up, _, variable, coefficient = tables
     keep, give, _, own, _, kept, others, above = gains
     lanes = of.shape[1]
-    rest[:], own_part[:] = of, 0.0
+    outer[:], own_part[:] = of, 0.0
     for r in range(len(number)):
         x, known = max(up[r], 0), own[r]
         for k in range(lanes):
@@ -148,12 +147,12 @@ def _variance_adjoint(tables: Tables, gains: Gains, of: Array, rest: Array, own_
         for t in range(start[r], start[r + 1]):
             i, square, alpha, beta, held = variable[t], coefficient[t] ** 2, others[t], above[t], kept[t]
             for k in range(lanes):
-                pushed = alpha * rest[i, k]
+                pushed = alpha * outer[i, k]
                 total[r, k] += pushed
                 of[i, k] = held * of[i, k] - square * pushed
                 if beta > 0.0:
-                    own_part[x, k] += known * beta * rest[i, k]
-                    rest[x, k] += beta * rest[i, k]
+                    own_part[x, k] += known * beta * outer[i, k]
+                    outer[x, k] += beta * outer[i, k]
     for r in range(len(number) - 1, -1, -1):
         x, first, second = up[r], keep[r] ** 2, give[r] ** 2
         if x >= 0:
@@ -168,7 +167,7 @@ def _variance_adjoint(tables: Tables, gains: Gains, of: Array, rest: Array, own_
 
 @compiled
 def project(tables: Tables, gains: Gains, z: Numbers, b: Numbers, out: Numbers) -> None:
-    """Write the projections of points z (batch, n)."""
+    """Write the projections of points z (batch, n); b is (batch, q), or (1, q) for all."""
     n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
     point, gap, right = np.empty((n, lanes)), np.empty((q, lanes)), np.empty((q, lanes))
     for first in range(0, z.shape[0], lanes):
@@ -180,7 +179,7 @@ def project(tables: Tables, gains: Gains, z: Numbers, b: Numbers, out: Numbers) 
 
 @compiled
 def project_adjoint(tables: Tables, gains: Gains, of_mean: Numbers, of_z: Numbers, of_b: Numbers) -> None:
-    """Write the gradients of z (batch, n) and b (batch, q)."""
+    """Write the gradients of z (batch, n) and b (batch, q) of ``project``."""
     n, q, lanes = of_mean.shape[1], of_b.shape[1], min(LANES, of_mean.shape[0])
     of, gap, right = np.empty((n, lanes)), np.empty((q, lanes)), np.empty((q, lanes))
     for first in range(0, of_mean.shape[0], lanes):
@@ -192,7 +191,7 @@ def project_adjoint(tables: Tables, gains: Gains, of_mean: Numbers, of_z: Number
 
 @compiled
 def chain(stages: Stages, z: Numbers, out: Numbers) -> None:
-    """Write points z (batch, n) projected by one forest after the other, with right-hand sides 0."""
+    """Write points z (batch, n) projected by each forest in turn, with right-hand sides 0."""
     n, lanes = z.shape[1], min(LANES, z.shape[0])
     point, gap, zero = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes))
     for first in range(0, z.shape[0], lanes):
@@ -204,7 +203,7 @@ def chain(stages: Stages, z: Numbers, out: Numbers) -> None:
 
 @compiled
 def chain_adjoint(stages: Stages, of_out: Numbers, of_z: Numbers) -> None:
-    """Write the gradients of z (batch, n)."""
+    """Write the gradients of z (batch, n) of ``chain``."""
     n, lanes = of_out.shape[1], min(LANES, of_out.shape[0])
     of, gap, right = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
     for first in range(0, of_out.shape[0], lanes):
@@ -216,28 +215,28 @@ def chain_adjoint(stages: Stages, of_out: Numbers, of_z: Numbers) -> None:
 
 @compiled
 def scale(stages: Stages, s: Numbers, out: Numbers) -> None:
-    """Write the roots of the projected variances from s (batch, n)."""
+    """Write the roots of the variances s (batch, n) projected by each forest in turn."""
     n, lanes = s.shape[1], min(LANES, s.shape[0])
-    given, h, rest, total = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes)), np.empty((n, lanes))
+    before, h, outer, total = np.empty((n, lanes)), np.empty((n, lanes)), np.zeros((n, lanes)), np.empty((n, lanes))
     for first in range(0, s.shape[0], lanes):
         load(s, first, h)
         for t in range(len(stages)):
-            given[:] = h
-            _variance(stages[t][0], stages[t][1], given, h, total, rest)
+            before[:] = h
+            _variance(stages[t][0], stages[t][1], before, h, total, outer)
         h[:] = np.sqrt(h)
         store(h, first, out)
 
 
 @compiled
 def scale_adjoint(stages: Stages, scale: Numbers, of_scale: Numbers, of_s: Numbers) -> None:
-    """Write the gradients of s (batch, n)."""
+    """Write the gradients of s (batch, n) of ``scale``."""
     n, lanes = scale.shape[1], min(LANES, scale.shape[0])
-    of, root, rest, own_part = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
+    of, root, outer, own_part = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
     total = np.empty((n, lanes))
     for first in range(0, scale.shape[0], lanes):
         load(of_scale, first, of)
         load(scale, first, root)
         of *= 0.5 * root / (root * root + TINY)
         for t in range(len(stages) - 1, -1, -1):
-            _variance_adjoint(stages[t][0], stages[t][1], of, rest, own_part, total)
+            _variance_adjoint(stages[t][0], stages[t][1], of, outer, own_part, total)
         store(of, first, of_s)

@@ -1,4 +1,4 @@
-"""Lanes: a few batch elements side by side in memory, so that each step of a pattern is one vector instruction."""
+"""Lanes: a few batch elements side by side in memory, so that each step is one vector instruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbers = NDArray[np.floating]  # of the caller's dtype
 
 @compiled
 def load(source: Numbers, first: int, out: Numbers) -> None:
-    """Rows from ``first`` on of the source (batch, k) as lanes (k, lanes); lanes beyond the batch repeat its last."""
+    """Copy rows of ``source`` (batch, k), from ``first`` on, to lanes (k, lanes); past the batch, repeat its last."""
     for lane in range(out.shape[1]):
         at = min(first + lane, source.shape[0] - 1)
         for i in range(out.shape[0]):
@@ -25,7 +25,7 @@ def load(source: Numbers, first: int, out: Numbers) -> None:
 
 @compiled
 def store(lanes: Numbers, first: int, out: Numbers) -> None:
-    """The inverse of ``load``, as far as the batch goes."""
+    """Copy lanes (k, lanes) to rows of ``out`` (batch, k), from ``first`` on; the inverse of ``load``."""
     for lane in range(min(lanes.shape[1], out.shape[0] - first)):
         for i in range(out.shape[1]):
             out[first + lane, i] = lanes[i, lane]
@@ -33,7 +33,7 @@ def store(lanes: Numbers, first: int, out: Numbers) -> None:
 
 @compiled
 def product(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers) -> None:
-    """Add ``A x`` to ``out``; with rows and columns exchanged, ``A^T x``."""
+    """Add ``A x`` to ``out`` (q, lanes) for x (n, lanes); with rows and columns exchanged, ``A^T x``."""
     for t in range(len(value)):
         i, j, a = row[t], column[t], value[t]
         for k in range(out.shape[1]):

@@ -1,12 +1,12 @@
-"""Mean and scale of equal blocks of rows in one pass each way, for the training loop.
+"""Mean and scale of equal blocks in one pass each way, for the training loop.
 
 The formulas are those of ``disjoint`` for one row per block, with ``g = W a``, ``m = a . g``, ``r = a . z - b``:
 
     oblique:  u = z - g r / m,    v = w - g^2 / m
     fixed W:  u = z - k r,        v = s (1 - k a)^2 + k^2 (sum(a^2 s) - a^2 s),    k = g / m
 
-and their adjoints by hand. Most of the time of these O(n) projections is memory traffic, so temporaries are reused in
-place. Second derivatives go through the plain formulas.
+The adjoints are written by hand. These O(n) projections are bound by memory traffic, so temporaries are reused in
+place. Second derivatives use the plain formulas.
 """
 
 from __future__ import annotations
@@ -26,12 +26,21 @@ Plain = Callable[..., tuple[Tensor, Tensor]]
 
 
 def twice(plain: Plain, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, Tensor]) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, through the plain formulas."""
+    """Gradients that can be differentiated again.
+
+    Args:
+        plain: The same function in differentiable torch operations.
+        inputs: Its arguments.
+        gradients: Gradients of its two results.
+
+    Returns:
+        One gradient per input; None for inputs that require none.
+    """
     wanted = [x for x in inputs if x.requires_grad]
     with torch.enable_grad():
         outputs = plain(*inputs)
-    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, materialize_grads=True))
-    return [next(found) if x.requires_grad else None for x in inputs]
+    slopes = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, materialize_grads=True))
+    return [next(slopes) if x.requires_grad else None for x in inputs]
 
 
 def _to_variance(of_scale: Tensor, scale: Tensor) -> Tensor:
@@ -58,13 +67,13 @@ class ObliqueMoments(torch.autograd.Function):
         if _by_kernel(z, w, b, a):
             mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
             multiplier, mass = (torch.empty((*b.shape, 1), dtype=torch.float64) for _ in range(2))
-            given = (matrix(z), matrix(w), vector(b), vector(a))
-            slices.oblique(*given, matrix(mean), matrix(scale), vector(multiplier), vector(mass))
+            inputs = (matrix(z), matrix(w), vector(b), vector(a))
+            slices.oblique(*inputs, matrix(mean), matrix(scale), vector(multiplier), vector(mass))
             ctx.save_for_backward(z, w, b, a, multiplier, mass, scale)
             return mean, scale
         gain = w * a
         mass = (gain @ a).unsqueeze(-1)
-        empty = mass <= 0  # a row with nothing to move
+        empty = mass <= 0  # rows in which no variable can move
         mass.masked_fill_(empty, 1)
         multiplier = (((z @ a) - b).unsqueeze(-1) / mass).masked_fill_(empty, 0)
         mean = torch.addcmul(z, multiplier, gain, value=-1)
@@ -74,15 +83,15 @@ class ObliqueMoments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """The adjoint, term by term."""
+        """Gradients of the first three arguments."""
         z, w, b, a, multiplier, mass, scale = ctx.saved_tensors
         of_mean, of_scale = gradients
         if torch.is_grad_enabled():
             return (*twice(ctx.plain, (z, w, b), (of_mean, of_scale)), None, None)
         if mass.dtype == torch.float64 and _by_kernel(of_mean, of_scale, scale, a):
             of_z, of_w, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(b.shape)
-            given = (matrix(w), vector(a), vector(multiplier), vector(mass), matrix(scale), matrix(of_mean))
-            slices.oblique_adjoint(*given, matrix(of_scale), matrix(of_z), matrix(of_w), vector(of_b))
+            inputs = (matrix(w), vector(a), vector(multiplier), vector(mass), matrix(scale), matrix(of_mean))
+            slices.oblique_adjoint(*inputs, matrix(of_scale), matrix(of_z), matrix(of_w), vector(of_b))
             return of_z, of_w, of_b, None, None
         multiplier, mass = multiplier.to(z), mass.to(z)
         gain = w * a
@@ -108,8 +117,8 @@ class FixedMoments(torch.autograd.Function):
         ctx.plain = plain
         if _by_kernel(z, s, b, a):
             mean, scale = z.new_empty(z.shape), z.new_empty(z.shape)
-            given = (matrix(z), matrix(s), vector(b), vector(a), matrix(gain))
-            slices.fixed(*given, matrix(mean), matrix(scale))
+            inputs = (matrix(z), matrix(s), vector(b), vector(a), matrix(gain))
+            slices.fixed(*inputs, matrix(mean), matrix(scale))
             ctx.save_for_backward(z, s, b, a, gain, scale)
             return mean, scale
         right = ((z @ a) - b).unsqueeze(-1)
@@ -122,15 +131,15 @@ class FixedMoments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """The adjoint, term by term."""
+        """Gradients of the first three arguments."""
         z, s, b, a, gain, scale = ctx.saved_tensors
         of_mean, of_scale = gradients
         if torch.is_grad_enabled():
             return (*twice(ctx.plain, (z, s, b), (of_mean, of_scale)), None, None, None)
         if _by_kernel(of_mean, of_scale, scale, a):
             of_z, of_s, of_b = z.new_empty(z.shape), z.new_empty(z.shape), b.new_empty(b.shape)
-            given = (vector(a), matrix(gain), matrix(scale), matrix(of_mean), matrix(of_scale))
-            slices.fixed_adjoint(*given, matrix(of_z), matrix(of_s), vector(of_b))
+            inputs = (vector(a), matrix(gain), matrix(scale), matrix(of_mean), matrix(of_scale))
+            slices.fixed_adjoint(*inputs, matrix(of_z), matrix(of_s), vector(of_b))
             return of_z, of_s, of_b, None, None, None
         of_right = -(of_mean * gain).sum(-1, keepdim=True)
         of_z = torch.addcmul(of_mean, a, of_right)

@@ -1,7 +1,7 @@
-"""Kernels for equal blocks of rows on a CPU, compiled by numba where it is installed: the formulas of ``moments``.
+"""Kernels for equal blocks on a CPU, compiled by numba if it is installed: the formulas of ``moments``.
 
-Each block is read twice and written once, the second time from the cache: what is left is memory traffic. Sums are in
-float64, whatever the dtype of the points. Blocks are the rows of matrices (blocks, width) with shared coefficients a.
+Blocks are the rows of matrices (blocks, width) with shared coefficients a (width,). Each block is read twice, the
+second time from the cache, and written once. Sums are in float64, whatever the dtype of the points.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def oblique(
     """Write points, roots of the variances, and multipliers and masses (blocks,) for the adjoint."""
     for r in range(z.shape[0]):
         point, total = _sums(z[r], w[r], a)
-        regular = total > 0.0  # else a row with nothing to move
+        regular = total > 0.0  # otherwise no variable of the row can move
         mass[r] = total if regular else 1.0
         multiplier[r] = (point - b[r]) / total if regular else 0.0
         for i in range(z.shape[1]):
@@ -60,7 +60,7 @@ def oblique_adjoint(
     of_w: Numbers,
     of_b: Numbers,
 ) -> None:
-    """Write the gradients of z, w and b."""
+    """Write the gradients of z, w and b of ``oblique``."""
     for r in range(w.shape[0]):
         first, second = _pulls(of_mean[r], of_scale[r], scale[r], w[r], a)
         right, shift, inverse = -first / mass[r], multiplier[r], 1.0 / mass[r]
@@ -75,7 +75,7 @@ def oblique_adjoint(
 
 @compiled
 def fixed(z: Numbers, s: Numbers, b: Numbers, a: Numbers, gain: Numbers, mean: Numbers, scale: Numbers) -> None:
-    """Write points and roots of the variances; the gains (q, width) serve block after block in turn."""
+    """Write points and roots of the variances; block r uses row ``r % q`` of the gains (q, width)."""
     for r in range(z.shape[0]):
         point, total = _sums(z[r], s[r], a)
         right, k = point - b[r], gain[r % gain.shape[0]]
@@ -107,7 +107,7 @@ def fixed_adjoint(
     of_s: Numbers,
     of_b: Numbers,
 ) -> None:
-    """Write the gradients of z, s and b."""
+    """Write the gradients of z, s and b of ``fixed``."""
     for r in range(scale.shape[0]):
         k = gain[r % gain.shape[0]]
         right, total = _pushes(of_mean[r], of_scale[r], scale[r], k)

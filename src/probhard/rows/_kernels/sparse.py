@@ -1,15 +1,15 @@
-"""Kernels for sparse rows on a CPU, compiled by numba where it is installed: factor, solve, moments and their adjoint.
+"""Kernels for sparse rows on a CPU, compiled by numba if it is installed: factor, solve, moments and their adjoint.
 
-``M = A W A^T = L D L^T`` column by column in the order of ``elimination.Columns``, ``Z = M^-1`` on the pattern of L as
+``M = A W A^T = L D L^T`` column by column in the order of ``elimination.Columns``; ``Z = M^-1`` on the pattern of L as
 in ``sparse``. With ``r = A z - b``, ``m = M^-1 r`` and ``q_i(X) = a_i^T X a_i``, the oblique projection and its adjoint
 are
 
     u = z - W A^T m,    v_i = w_i - w_i^2 q_i(Z),    y = M^-1 A W u',    N = Z A diag(w^2 v') A^T Z,
     z' = u' - A^T y,    b' = y,    w'_i = v'_i (1 - 2 w_i q_i(Z)) + q_i(N) + (A^T m)_i ((A^T y)_i - u'_i),
 
-primes marking gradients. N on the pattern is the derivative of -Z along ``A diag(w^2 v') A^T``: the elimination and
+where primes mark gradients. On the pattern, N is the derivative of -Z along ``A diag(w^2 v') A^T``: the elimination and
 Takahashi's recursion, differentiated line by line. A few batch elements lie side by side in memory ("lanes"), so that
-every step of the pattern is one vector instruction and all its numbers stay in the cache.
+each step is one vector instruction and its numbers stay in the cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from probhard.rows._kernels.lanes import TINY, Index, load, product, store
 
 # Columns of L (start of each, row of each entry, start of each one's pairs, entry of each pair), then the terms of
 # A W A^T (variable, entry, product, product counted twice off the diagonal), then A (row, variable, value). A plain
-# tuple: numba's files on disk would name a class, and could not be read once it has changed.
+# tuple, because numba's cache on disk cannot be read once a class that it names has changed.
 Tables = tuple[Index, Index, Index, Index, Index, Index, Array, Array, Index, Index, Array]
 
 
 @compiled
 def _assemble(tables: Tables, weight: Array, out: Array) -> None:
-    """Entries of ``A diag(weight) A^T``."""
+    """Write the entries of ``A diag(weight) A^T``."""
     variable, entry, product = tables[4], tables[5], tables[6]
     out[:] = 0.0
     for t in range(len(entry)):
@@ -38,7 +38,7 @@ def _assemble(tables: Tables, weight: Array, out: Array) -> None:
 
 @compiled
 def _forms(tables: Tables, entries: Array, out: Array) -> None:
-    """``q_i(X)`` from the entries of X."""
+    """Write ``q_i(X)`` from the entries of X."""
     variable, entry, product = tables[4], tables[5], tables[7]
     out[:] = 0.0
     for t in range(len(entry)):
@@ -67,7 +67,7 @@ def _eliminate(tables: Tables, x: Array, column: Array) -> None:
 
 @compiled
 def _invert(tables: Tables, x: Array, inverse: Array) -> None:
-    """Entries of Z from the columns of L D L^T."""
+    """Write the entries of Z from the columns of L D L^T."""
     start, pair, target = tables[0], tables[2], tables[3]
     lanes = x.shape[1]
     for p in range(len(start) - 2, -1, -1):
@@ -93,7 +93,7 @@ def _invert(tables: Tables, x: Array, inverse: Array) -> None:
 
 @compiled
 def _differentiate(tables: Tables, x: Array, inverse: Array, g: Array, column: Array) -> None:
-    """Replace the entries of G by those of ``Z G Z``, minus the derivative of Z along G."""
+    """Replace the entries of G by those of ``Z G Z``, the derivative of -Z along G; ``column`` is scratch."""
     start, pair, target = tables[0], tables[2], tables[3]
     lanes = x.shape[1]
     for p in range(len(start) - 1):
@@ -177,7 +177,7 @@ def factorise(tables: Tables, weight: Array, lanes: int) -> tuple[Array, Array]:
 
 @compiled
 def solve(tables: Tables, factor: Array, right: Array) -> Array:
-    """``M^-1 r`` for r (samples, batch, q); one chunk of the factor may serve all."""
+    """``M^-1 r`` for right-hand sides (samples, batch, q); one chunk of the factor may serve all."""
     samples, count, rows = right.shape
     chunks, _, lanes = factor.shape
     out, r = np.empty((samples, count, rows)), np.empty((rows, lanes))
@@ -253,7 +253,7 @@ def moments_adjoint(
         store(up, c * lanes, of_z)
         load(of_scale, c * lanes, up)
         load(scale, c * lanes, down)
-        _invert(tables, factor[c], inverse)  # again, which takes no longer than to keep it
+        _invert(tables, factor[c], inverse)  # recomputing is as fast as storing it
         _forms(tables, inverse, pull)
         up *= 0.5 * down / (down * down + TINY)  # the gradient of v, 0 where v is 0
         out += up * (1.0 - 2.0 * weight * pull)

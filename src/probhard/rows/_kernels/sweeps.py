@@ -1,8 +1,8 @@
-"""Oblique sweeps of a forest of rows, compiled by numba where it is installed, as one differentiable function.
+"""Oblique sweeps of a forest of rows, compiled by numba if it is installed, as one differentiable function.
 
-The sweeps of ``tree`` for S = W, one row after the other. With m and v the mean and variance that the subtree below
-implies for a variable (its own z and w where there is none), a row with inside coefficients c and the shared variable x
-of coefficient p, leaves first, gives
+These are the sweeps of ``tree`` for S = W, row by row. Let m and v be the mean and variance that the
+subtree below a variable implies, or its own z and w if there is none. Leaves first, a row with inside coefficients c
+and shared variable x of coefficient p gives
 
     V = sum c_i^2 v_i,   gap = b - sum c_i m_i,   d = V + p^2 w_x,   v_x = w_x V / d,   m_x = (V z_x + p w_x gap) / d
 
@@ -10,9 +10,8 @@ and, roots first, with ``g_i = c_i v_i / V`` and hats for the results,
 
     u_i = m_i + g_i (gap - p u_x),    hat v_i = v_i (1 - c_i g_i) + (p g_i)^2 hat v_x.
 
-The adjoint is the same recursion, differentiated line by line and run backwards.
-
-A few batch elements lie side by side (``lanes``); all arithmetic is in float64, whatever the dtype of the points.
+The adjoint is the same recursion, differentiated line by line and run backwards. A few batch elements lie side by side
+(``lanes``). All arithmetic is in float64, whatever the dtype of the points.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from probhard.rows._kernels.moments import twice
 if TYPE_CHECKING:
     from probhard.rows.tree import Tree
 
-# Rows leaves first: start of each one's inside variables, its number in b, its shared variable (-1 at a root) with its
-# coefficient; then the inside variables and their coefficients.
+# For each row, leaves first: start of its inside variables, its number in b, its shared variable (-1 at a root) and
+# that variable's coefficient. Then the inside variables and their coefficients.
 Tables = tuple[Index, Index, Index, Array, Index, Array]
 
 V, GAP, OF_V, OF_GAP = range(4)  # planes of ``rows`` (4, q, lanes)
-M, S, U, HAT = range(4)  # planes of ``nodes`` (4, n, lanes): m, v, u and hat v; of their gradients in the same order
+M, S, U, HAT = range(4)  # planes of ``nodes`` (4, n, lanes): m, v, u, hat v; gradients likewise
 
 
 @compiled
 def ratio(x: float, y: float) -> float:
-    """Quotient that is 0 where y is 0."""
+    """``x / y``, or 0 where y is 0."""
     return x / y if y > 0.0 else 0.0
 
 
 @compiled
 def _upward(tables: Tables, b: Array, nodes: Array, rows: Array) -> None:
-    """V and gap of the rows, m and v of the shared variables in place of their z and w."""
+    """Write V and gap of the rows; replace z and w of the shared variables by m and v."""
     start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number)):
@@ -70,7 +69,7 @@ def _upward(tables: Tables, b: Array, nodes: Array, rows: Array) -> None:
 
 @compiled
 def _downward(tables: Tables, nodes: Array, rows: Array) -> None:
-    """The results u and hat v of all variables."""
+    """Write the results u and hat v of all variables."""
     start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number) - 1, -1, -1):
@@ -104,7 +103,7 @@ def moments(tables: Tables, z: Numbers, w: Numbers, b: Numbers, mean: Numbers, s
 
 @compiled
 def _downward_adjoint(tables: Tables, nodes: Array, rows: Array, of: Array) -> None:
-    """Gradients of m, v, V and gap as far as the downward sweep uses them; ``of`` holds those of u and hat v."""
+    """Gradients of m, v, V and gap through the downward sweep; ``of`` holds those of u and hat v."""
     start, number, up, up_coefficient, variable, coefficient = tables
     lanes = rows.shape[2]
     for r in range(len(number)):
@@ -171,28 +170,28 @@ def moments_adjoint(
 ) -> None:
     """Write the gradients of z, w and b from those of the points and of the roots of the variances."""
     n, q, lanes = z.shape[1], b.shape[1], min(LANES, z.shape[0])
-    nodes, of, given = np.empty((4, n, lanes)), np.empty((4, n, lanes)), np.empty((2, n, lanes))
+    nodes, of, source = np.empty((4, n, lanes)), np.empty((4, n, lanes)), np.empty((2, n, lanes))
     rows, right = np.empty((4, q, lanes)), np.empty((q, lanes))
     for first in range(0, z.shape[0], lanes):
-        load(z, first, given[0])
-        load(w, first, given[1])
+        load(z, first, source[0])
+        load(w, first, source[1])
         load(b, first, right)
-        nodes[M], nodes[S], nodes[U], nodes[HAT] = given[0], given[1], given[0], given[1]
-        _upward(tables, right, nodes, rows)  # again, which takes no longer than to keep it
+        nodes[M], nodes[S], nodes[U], nodes[HAT] = source[0], source[1], source[0], source[1]
+        _upward(tables, right, nodes, rows)  # recomputing is as fast as storing it
         _downward(tables, nodes, rows)
         load(of_mean, first, of[U])
         load(of_scale, first, of[HAT])
         of[HAT] *= 0.5 * np.sqrt(nodes[HAT]) / (nodes[HAT] + TINY)  # the gradient of hat v, 0 where it is 0
         of[M], of[S] = of[U], of[HAT]  # of variables in no row
         _downward_adjoint(tables, nodes, rows, of)
-        _upward_adjoint(tables, nodes, rows, given, of, right)
+        _upward_adjoint(tables, nodes, rows, source, of, right)
         store(of[M], first, of_z)
         store(of[S], first, of_w)
         store(right, first, of_b)
 
 
 class Moments(torch.autograd.Function):
-    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric by ``sweeps``; z and w are (*batch, n)."""
+    """``(z, w, b) -> (u, sqrt(v))`` for the oblique metric; z and w are (*batch, n)."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, w: Tensor, b: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
@@ -216,5 +215,5 @@ class Moments(torch.autograd.Function):
 
 
 def matched(b: Tensor, z: Tensor) -> Tensor:
-    """Right-hand sides for the points z, one for all or one for each."""
+    """Right-hand sides b for the points z (*batch, n): one for all (q,), or one for each (*batch, q)."""
     return b if b.dim() == 1 else b.expand(*z.shape[:-1], -1)

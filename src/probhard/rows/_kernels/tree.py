@@ -1,4 +1,4 @@
-"""Compiled sweeps under a fixed weight as differentiable functions; second derivatives go through torch's sweeps."""
+"""Compiled sweeps under a fixed weight as differentiable functions; second derivatives use torch's sweeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Project(torch.autograd.Function):
-    """Points z (*batch, n) projected under a fixed weight by ``fixed_sweeps``; linear, and so is its adjoint."""
+    """Points z (*batch, n) projected under a fixed weight; linear, as is its adjoint."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, b: Tensor, factor: TreeFactor) -> Tensor:
@@ -55,7 +55,7 @@ class Pull(torch.autograd.Function):
 
 
 class Chain(torch.autograd.Function):
-    """Points z (*batch, n) projected by several forests in turn, right-hand sides 0; linear, and so is its adjoint."""
+    """Points z (*batch, n) projected by several forests in turn, with right-hand sides 0; linear."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, factors: tuple[TreeFactor, ...]) -> Tensor:
@@ -118,5 +118,5 @@ class Scale(torch.autograd.Function):
 
 
 def _stages(factors: tuple[TreeFactor, ...]) -> fixed_sweeps.Stages:
-    """What the kernels need to know of the forests, in the order of the sweeps."""
+    """The forests as the kernels read them, in the order of the sweeps."""
     return tuple((factor.tree.kernel_tables, cast(fixed_sweeps.Gains, factor.gains)) for factor in factors)
