@@ -157,7 +157,17 @@ def settle(
     room: Room,
     result: Result,  # written to: four of (n,) and two of (2,)
 ) -> None:
-    """Solve for one profile; see ``solve``."""
+    """Solve for one profile, as ``solve`` does for all.
+
+    Args:
+        kind: INCREASING, DECREASING, PENALTY or BOUND.
+        z: Points.
+        w: Weights.
+        a: Coefficients of the row.
+        numbers: Amount, lower, upper, least and most.
+        room: Working memory of ``room_for``.
+        result: Arrays to write to.
+    """
     n, row = len(z), len(a) > 0
     data, atoms, work, spare = room
     amount, lower, upper, least, most = numbers
