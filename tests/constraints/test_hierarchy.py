@@ -33,11 +33,6 @@ from probhard.rows.children import child_rows, child_sets
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 # ---------------------------------------------------------------------------------------------- hierarchies
 
 
@@ -94,7 +89,7 @@ HIERARCHIES = {  # S and the algorithms that fit it
 
 @functools.cache
 def hierarchy_of(name: str) -> Hierarchy:
-    """One of the above, made ready once for all tests."""
+    """One of the above, built once for all tests."""
     return Hierarchy(HIERARCHIES[name][0])
 
 
@@ -118,11 +113,11 @@ def expected(A: np.ndarray, W: np.ndarray, mean: np.ndarray, cov: np.ndarray, b:
     return P @ mean + shift, np.diag(P @ cov @ P.T)
 
 
-def close(found: torch.Tensor, oracle: np.ndarray, tolerance: float = 1e-10) -> None:
-    assert found.dtype == DOUBLE
-    assert tuple(found.shape) == oracle.shape
+def close(actual: torch.Tensor, oracle: np.ndarray, tolerance: float = 1e-10) -> None:
+    assert actual.dtype == DOUBLE
+    assert tuple(actual.shape) == oracle.shape
     scale = max(1.0, float(np.abs(oracle).max()))
-    np.testing.assert_allclose(found.detach().numpy(), oracle, rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(actual.detach().numpy(), oracle, rtol=0, atol=tolerance * scale)
 
 
 def law(n: int, seed: int, kind: str = "diagonal", batch: tuple[int, ...] = ()) -> LocationScale:
@@ -157,13 +152,13 @@ def test_diagonal_projection_is_the_dense_one(name, metric):
     weights = torch.linspace(0.3, 2.0, n, dtype=DOUBLE)
     layer = DPPL(DiagonalMetric(weights) if metric == "diagonal metric" else metric)
     dist = law(n, 1, batch=(3,))
-    found = layer(dist, hierarchy_of(name))
+    projected = layer(dist, hierarchy_of(name))
     for i in range(3):
         variance = dist.variance[i].numpy()
         W = {"oblique": np.diag(variance), "orthogonal": np.eye(n), "diagonal metric": np.diag(weights.numpy())}
         mean, spread = expected(A, W[metric], dist.mean[i].numpy(), np.diag(variance))
-        close(found.mean[i], mean)
-        close(found.variance[i], spread)
+        close(projected.mean[i], mean)
+        close(projected.variance[i], spread)
 
 
 @pytest.mark.parametrize("name", ["tree", "unequal depth", "single children", "grouped", "paper", "large crossed"])
@@ -172,14 +167,14 @@ def test_diagonal_projection_is_the_dense_one(name, metric):
 def test_correlated_projection_is_the_dense_one(name, kind, metric):
     S, _ = HIERARCHIES[name]
     dist = law(len(S), 2, kind, batch=(2,))
-    found = DPPL(metric)(dist, hierarchy_of(name))
-    full = found.cov.dense()
+    projected = DPPL(metric)(dist, hierarchy_of(name))
+    full = projected.cov.dense()
     for i in range(2):
         cov = dist.cov.dense()[i].numpy()
         W = cov if metric == "oblique" else np.eye(len(S))
         mean, spread = expected(rows_of(S), W, dist.mean[i].numpy(), cov)
-        close(found.mean[i], mean)
-        close(found.variance[i], spread)
+        close(projected.mean[i], mean)
+        close(projected.variance[i], spread)
         P = projector(rows_of(S), W)
         close(full[i], P @ cov @ P.T)
 
@@ -193,21 +188,21 @@ def test_coupled_metric_on_independent_law(name):
         (LowRankMetric(other.factor, other.diagonal_part), other.dense()),
         (DenseMetric(dense.scale_tril), dense.dense()),
     ]:
-        found = DPPL(metric)(dist, hierarchy_of(name))
+        projected = DPPL(metric)(dist, hierarchy_of(name))
         mean, spread = expected(rows_of(S), W.numpy(), dist.mean.numpy(), np.diag(dist.variance.numpy()))
-        close(found.mean, mean)
-        close(found.variance, spread)
+        close(projected.mean, mean)
+        close(projected.variance, spread)
 
 
 @each_hierarchy
 def test_every_draw_is_its_own_dense_projection(name):
     S, _ = HIERARCHIES[name]
     dist, hierarchy = law(len(S), 6), hierarchy_of(name)
-    found = DPPL()(dist, hierarchy).sample((50,), torch.Generator().manual_seed(1))
+    draws = DPPL()(dist, hierarchy).sample((50,), torch.Generator().manual_seed(1))
     raw = dist.sample((50,), torch.Generator().manual_seed(1))
     P = projector(rows_of(S), np.diag(dist.variance.numpy()))
-    close(found, raw.numpy() @ P.T)
-    assert float(hierarchy.relative_violation(found).max()) < 1e-13
+    close(draws, raw.numpy() @ P.T)
+    assert float(hierarchy.relative_violation(draws).max()) < 1e-13
 
 
 @pytest.mark.parametrize("name", ["tree", "unequal depth", "large crossed", "paper"])
@@ -216,12 +211,12 @@ def test_known_nodes_stay_and_have_no_variance(name):
     dist = law(len(S), 7)
     known = [0, len(S) - 1]
     variance = dist.variance.index_fill(0, torch.tensor(known), 0.0)
-    found = DPPL()(LocationScale(dist.mean, Diagonal(variance)), hierarchy_of(name))
+    projected = DPPL()(LocationScale(dist.mean, Diagonal(variance)), hierarchy_of(name))
     mean, spread = expected(rows_of(S), np.diag(variance.numpy()), dist.mean.numpy(), np.diag(variance.numpy()))
-    close(found.mean, mean)
-    close(found.variance, spread)
-    assert torch.equal(found.mean[known], dist.mean[known])
-    assert found.variance[known].tolist() == [0.0, 0.0]
+    close(projected.mean, mean)
+    close(projected.variance, spread)
+    assert torch.equal(projected.mean[known], dist.mean[known])
+    assert projected.variance[known].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["two levels", "tree", "single children"])
@@ -230,9 +225,9 @@ def test_a_node_that_follows_from_known_ones_has_no_variance(name, variance):
     S, _ = HIERARCHIES[name]
     n = len(S)
     spread = torch.zeros(n, dtype=DOUBLE).index_fill(0, torch.arange(n - S.shape[1]), variance)
-    found = DPPL()(LocationScale(law(n, 7).mean, Diagonal(spread)), hierarchy_of(name))  # every bottom is known
-    close(found.mean, S @ law(n, 7).mean[-S.shape[1] :].numpy(), 1e-13)
-    assert found.variance.tolist() == [0.0] * n
+    projected = DPPL()(LocationScale(law(n, 7).mean, Diagonal(spread)), hierarchy_of(name))  # every bottom is known
+    close(projected.mean, S @ law(n, 7).mean[-S.shape[1] :].numpy(), 1e-13)
+    assert projected.variance.tolist() == [0.0] * n
 
 
 @pytest.mark.parametrize("name", [name for name, (S, _) in HIERARCHIES.items() if len(S) <= 30])
@@ -242,8 +237,8 @@ def test_gradients_of_mean_and_variance(name):
     dist = law(len(S), 8)
 
     def moments(loc, variance):
-        found = DPPL()(LocationScale(loc, Diagonal(variance)), hierarchy)
-        return (found.mean * target).sum() + (found.variance * target.exp()).sum()
+        projected = DPPL()(LocationScale(loc, Diagonal(variance)), hierarchy)
+        return (projected.mean * target).sum() + (projected.variance * target.exp()).sum()
 
     inputs = (dist.mean.clone().requires_grad_(), dist.variance.clone().requires_grad_())
     assert torch.autograd.gradcheck(moments, inputs)
@@ -253,23 +248,23 @@ def test_a_shared_variance_serves_a_batch_of_means():
     S, _ = HIERARCHIES["three levels"]
     dist = law(len(S), 9, batch=(4,))
     shared = dist.variance[0]
-    found = DPPL()(LocationScale(dist.mean, Diagonal(shared)), Hierarchy(S))
+    projected = DPPL()(LocationScale(dist.mean, Diagonal(shared)), Hierarchy(S))
     for i in range(4):
         mean, spread = expected(rows_of(S), np.diag(shared.numpy()), dist.mean[i].numpy(), np.diag(shared.numpy()))
-        close(found.mean[i], mean)
-        close(found.variance[i], spread)
+        close(projected.mean[i], mean)
+        close(projected.variance[i], spread)
 
 
 def test_float32_is_coherent_to_rounding():
     S, _ = HIERARCHIES["large crossed"]
     dist = law(len(S), 10, batch=(3,))
     single = LocationScale(dist.mean.float(), Diagonal(dist.variance.float()))
-    found, hierarchy = DPPL()(single, Hierarchy(S)), Hierarchy(S)
-    assert found.mean.dtype == found.variance.dtype == torch.float32
-    assert float(hierarchy.relative_violation(found.mean).max()) < 1e-6
+    projected, hierarchy = DPPL()(single, Hierarchy(S)), Hierarchy(S)
+    assert projected.mean.dtype == projected.variance.dtype == torch.float32
+    assert float(hierarchy.relative_violation(projected.mean).max()) < 1e-6
     reference = DPPL()(dist, hierarchy)
-    torch.testing.assert_close(found.mean.double(), reference.mean, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.variance.double(), reference.variance, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(projected.mean.double(), reference.mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(projected.variance.double(), reference.variance, rtol=1e-5, atol=1e-6)
 
 
 # --------------------------------------------------------------------------------------------------- reading S
@@ -320,9 +315,9 @@ def test_every_format_of_s_gives_the_same(form, name):
     close(hierarchy.sizes, S.sum(1), 0.0)
     W = np.diag(dist.variance.numpy())
     mean, spread = expected(rows_of(S), W, dist.mean.numpy(), W)
-    found = DPPL()(dist, hierarchy)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    projected = DPPL()(dist, hierarchy)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 def test_aggregate_is_s_times_bottom():
@@ -472,8 +467,8 @@ def test_a_tree_gets_its_direct_children_back(tree):
     children = child_sets(sp.csr_array(S[:aggregates])).tocsr()
     for row, expected_set in enumerate(truth):
         nodes = children.indices[children.indptr[row] : children.indptr[row + 1]]
-        found = {("node", int(j)) if j < aggregates else ("bottom", int(j - aggregates)) for j in nodes}
-        assert found == expected_set
+        summands = {("node", int(j)) if j < aggregates else ("bottom", int(j - aggregates)) for j in nodes}
+        assert summands == expected_set
     assert Hierarchy(S).algorithm.startswith(("tree", "disjoint"))
 
 
@@ -483,11 +478,11 @@ def test_random_hierarchies_project_as_dense_algebra(S, metric):
     n = len(S)
     dist = law(n, n)
     variance = np.diag(dist.variance.numpy())
-    found = DPPL(metric)(dist, Hierarchy(S))
+    projected = DPPL(metric)(dist, Hierarchy(S))
     W = variance if metric == "oblique" else np.eye(n)
     mean, spread = expected(rows_of(S), W, dist.mean.numpy(), variance)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 # ------------------------------------------------------------------------------------- budgets, immutable nodes
@@ -510,18 +505,18 @@ def test_fixed_nodes_hit_their_values(name, budget, metric):
     dist = law(n, 13)
     values = torch.linspace(2.1, 7.3, len(nodes), dtype=DOUBLE)
     constraint = hierarchy_of(name).fix(nodes, values)
-    found = DPPL(metric)(dist, constraint)
-    assert torch.equal(found.mean[nodes], values)
-    assert found.variance[nodes].tolist() == [0.0] * len(nodes)
-    draws = found.sample((20,), torch.Generator().manual_seed(0))
+    projected = DPPL(metric)(dist, constraint)
+    assert torch.equal(projected.mean[nodes], values)
+    assert projected.variance[nodes].tolist() == [0.0] * len(nodes)
+    draws = projected.sample((20,), torch.Generator().manual_seed(0))
     assert torch.equal(draws[:, nodes], values.expand(20, -1))
 
     A = np.vstack([rows_of(S), np.eye(n)[nodes]])
     b = np.concatenate([np.zeros(n - S.shape[1]), values.numpy()])
     variance = np.diag(dist.variance.numpy())
     mean, spread = expected(A, variance if metric == "oblique" else np.eye(n), dist.mean.numpy(), variance, b)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
     close(constraint.residual(dist.mean).sort().values, np.sort(_local_residual(S, dist.mean.numpy(), nodes, values)))
 
 
@@ -538,13 +533,13 @@ def test_fixed_nodes_of_a_correlated_law(kind, metric):
     S, _ = HIERARCHIES["three levels"]
     n, nodes = len(S), [0, 4]
     dist, values = law(n, 14, kind), torch.tensor([5.0, -2.0], dtype=DOUBLE)
-    found = DPPL(metric)(dist, Hierarchy(S).fix(nodes, values))
+    projected = DPPL(metric)(dist, Hierarchy(S).fix(nodes, values))
     cov = dist.cov.dense().numpy()
     A = np.vstack([rows_of(S), np.eye(n)[nodes]])
     b = np.concatenate([np.zeros(n - S.shape[1]), values.numpy()])
     mean, spread = expected(A, cov if metric == "oblique" else np.eye(n), dist.mean.numpy(), cov, b)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 @pytest.mark.parametrize("kind", ["low rank", "dense"])
@@ -552,40 +547,40 @@ def test_fixed_nodes_of_a_correlated_law(kind, metric):
 def test_fixed_nodes_of_a_correlated_law_have_no_variance_at_all(kind, metric):
     S, _ = HIERARCHIES["three levels"]
     values = torch.tensor([5.0, -2.0], dtype=DOUBLE)
-    found = DPPL(metric)(law(len(S), 14, kind), Hierarchy(S).fix([0, 4], values))
-    assert found.variance[[0, 4]].tolist() == [0.0, 0.0]
+    projected = DPPL(metric)(law(len(S), 14, kind), Hierarchy(S).fix([0, 4], values))
+    assert projected.variance[[0, 4]].tolist() == [0.0, 0.0]
 
 
 def test_a_node_that_follows_from_budgets_is_exact_too():
     S, _ = HIERARCHIES["tree"]
-    found = DPPL()(law(9, 15), Hierarchy(S).fix([0, 1], [10.0, 4.0]))
-    assert float(found.mean[2]) == 6.0
-    assert float(found.variance[2]) == 0.0
-    assert (found.variance[3:] > 0).all()
+    projected = DPPL()(law(9, 15), Hierarchy(S).fix([0, 1], [10.0, 4.0]))
+    assert float(projected.mean[2]) == 6.0
+    assert float(projected.variance[2]) == 0.0
+    assert (projected.variance[3:] > 0).all()
 
 
 def test_all_bottoms_fixed_leaves_one_point():
     S, _ = HIERARCHIES["three levels"]
     bottom = torch.arange(8, dtype=DOUBLE)
     constraint = Hierarchy(S).fix(range(7, 15), bottom)
-    found = DPPL()(law(15, 16), constraint)
-    close(found.mean, S @ bottom.numpy(), 1e-13)
-    assert not found.variance.any()
+    projected = DPPL()(law(15, 16), constraint)
+    close(projected.mean, S @ bottom.numpy(), 1e-13)
+    assert not projected.variance.any()
 
 
 def test_budgets_of_a_batch():
     S, _ = HIERARCHIES["unequal depth"]
     n, dist = len(S), law(len(S), 17, batch=(3,))
     budget = torch.tensor([[10.0], [20.0], [-5.0]], dtype=DOUBLE)
-    found = DPPL()(dist, Hierarchy(S).fix([0], budget))
-    assert torch.equal(found.mean[:, 0], budget[:, 0])
+    projected = DPPL()(dist, Hierarchy(S).fix([0], budget))
+    assert torch.equal(projected.mean[:, 0], budget[:, 0])
     A = np.vstack([rows_of(S), np.eye(n)[:1]])
     for i in range(3):
         W = np.diag(dist.variance[i].numpy())
         b = np.concatenate([np.zeros(n - S.shape[1]), budget[i].numpy()])
         mean, spread = expected(A, W, dist.mean[i].numpy(), W, b)
-        close(found.mean[i], mean)
-        close(found.variance[i], spread)
+        close(projected.mean[i], mean)
+        close(projected.variance[i], spread)
 
 
 @pytest.fixture
@@ -600,8 +595,8 @@ def _single_by_default():
 @pytest.mark.usefixtures("_single_by_default")
 def test_whole_number_budgets_are_not_rounded():
     dollars = torch.tensor([123_456_789])  # needs more digits than float32 has
-    found = DPPL()(law(9, 18), hierarchy_of("tree").fix([0], dollars))
-    assert float(found.mean[0]) == 123_456_789.0
+    projected = DPPL()(law(9, 18), hierarchy_of("tree").fix([0], dollars))
+    assert float(projected.mean[0]) == 123_456_789.0
 
 
 def test_labels_instead_of_numbers():
@@ -631,17 +626,17 @@ def test_immutable_nodes_keep_their_draws(name, metric, kind):
     S, _ = HIERARCHIES[name]
     n, held = len(S), [0, len(S) - 1]
     dist, hierarchy = law(n, 20, kind), Hierarchy(S, immutable=held)
-    found = DPPL(metric)(dist, hierarchy)
+    projected = DPPL(metric)(dist, hierarchy)
     raw = dist.sample((30,), torch.Generator().manual_seed(2))
-    draws = found.sample((30,), torch.Generator().manual_seed(2))
-    assert torch.equal(found.mean[held], dist.mean[held])
+    draws = projected.sample((30,), torch.Generator().manual_seed(2))
+    assert torch.equal(projected.mean[held], dist.mean[held])
     assert torch.equal(draws[:, held], raw[:, held])
     cov = dist.cov.dense().numpy()
     keep = np.diag(np.isin(np.arange(n), held, invert=True).astype(float))
     W = keep @ (cov if metric == "oblique" else np.eye(n)) @ keep
     mean, spread = expected(rows_of(S), W, dist.mean.numpy(), cov)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
     close(draws, raw.numpy() @ projector(rows_of(S), W).T)
 
 
@@ -649,13 +644,13 @@ def test_immutable_nodes_survive_combination():
     S, _ = HIERARCHIES["tree"]
     n, dist = 9, law(9, 21)
     extra = LinearEquality(torch.eye(n, dtype=DOUBLE)[[4]] - torch.eye(n, dtype=DOUBLE)[[5]], 1.0)
-    found = DPPL()(dist, Hierarchy(S, immutable=[1]) & extra)
+    projected = DPPL()(dist, Hierarchy(S, immutable=[1]) & extra)
     W = np.diag(dist.variance.numpy() * (np.arange(n) != 1))
     A = np.vstack([rows_of(S), extra.A.numpy()])
     mean, spread = expected(A, W, dist.mean.numpy(), np.diag(dist.variance.numpy()), np.array([0, 0, 0, 1.0]))
-    assert float(found.mean[1]) == float(dist.mean[1])
-    close(found.mean, mean)
-    close(found.variance, spread)
+    assert float(projected.mean[1]) == float(dist.mean[1])
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 def test_hierarchy_with_a_conserved_combination():
@@ -663,22 +658,22 @@ def test_hierarchy_with_a_conserved_combination():
     n, dist = len(S), law(len(S), 22)
     row = torch.rand(1, n, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
     both = Hierarchy(S) & LinearEquality(row, 4.0)
-    found = DPPL()(dist, both)
+    projected = DPPL()(dist, both)
     W, A = np.diag(dist.variance.numpy()), np.vstack([rows_of(S), row.numpy()])
     mean, spread = expected(A, W, dist.mean.numpy(), W, np.array([0.0] * (n - S.shape[1]) + [4.0]))
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 def test_other_right_hand_sides_reach_the_local_rows():
     S, _ = HIERARCHIES["three levels"]
     offsets = torch.linspace(-1, 2, 7, dtype=DOUBLE)  # a known discrepancy at every aggregate
     dist = law(len(S), 23)
-    found = DPPL()(dist, Hierarchy(S).replace(offsets))
+    projected = DPPL()(dist, Hierarchy(S).replace(offsets))
     W = np.diag(dist.variance.numpy())
     mean, spread = expected(rows_of(S), W, dist.mean.numpy(), W, offsets.numpy())
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 # --------------------------------------------------------------------------------------------- benchmark data
@@ -703,15 +698,15 @@ def test_benchmark_data(name):
 
     n, A = len(S), rows_of(S.to_numpy(dtype=np.float64))
     dist = law(n, 24)
-    found = DPPL()(dist, hierarchy)
+    projected = DPPL()(dist, hierarchy)
     W = np.diag(dist.variance.numpy())
     mean, spread = expected(A, W, dist.mean.numpy(), W)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
     mean, spread = expected(A, np.eye(n), dist.mean.numpy(), W)
-    found = DPPL("orthogonal")(dist, hierarchy)
-    close(found.mean, mean)
-    close(found.variance, spread)
+    projected = DPPL("orthogonal")(dist, hierarchy)
+    close(projected.mean, mean)
+    close(projected.variance, spread)
 
 
 @needs_data
@@ -723,12 +718,12 @@ def test_benchmark_data_with_its_own_variances(name):
     generator = torch.Generator().manual_seed(0)
     variance = series.var(0) + 1e-3 * series.var(0).mean()  # many orders of magnitude between top and bottom
     loc = series[-1] + variance.sqrt() * torch.randn(len(variance), dtype=DOUBLE, generator=generator)
-    found = DPPL()(LocationScale(loc, Diagonal(variance)), Hierarchy(S))
+    projected = DPPL()(LocationScale(loc, Diagonal(variance)), Hierarchy(S))
     W = np.diag(variance.numpy())
     mean, spread = expected(rows_of(S), W, loc.numpy(), W)
-    close(found.mean, mean, 1e-9)
-    np.testing.assert_allclose(found.variance.numpy(), spread, rtol=1e-6)
-    draws = found.sample((10,), generator)
+    close(projected.mean, mean, 1e-9)
+    np.testing.assert_allclose(projected.variance.numpy(), spread, rtol=1e-6)
+    draws = projected.sample((10,), generator)
     assert float(Hierarchy(S).relative_violation(draws).max()) < 1e-12
 
 
@@ -764,10 +759,10 @@ def test_diagonal_oblique_is_mint_wls_var(mint, name):
     method = mint(method="wls_var")
     theirs = method.fit_predict(S=S, y_hat=y, y_insample=residuals, y_hat_insample=np.zeros_like(residuals))
     variance = torch.from_numpy((residuals**2).mean(1) + 2e-8)
-    found = DPPL()(LocationScale(torch.from_numpy(y.T), Diagonal(variance)), hierarchy_of(name))
-    close(found.mean, theirs["mean"].T, 1e-8)
+    projected = DPPL()(LocationScale(torch.from_numpy(y.T), Diagonal(variance)), hierarchy_of(name))
+    close(projected.mean, theirs["mean"].T, 1e-8)
     covariance = S @ method.P @ np.diag(variance.numpy()) @ method.P.T @ S.T
-    close(found.variance[0], np.diag(covariance), 1e-8)
+    close(projected.variance[0], np.diag(covariance), 1e-8)
 
 
 @literature
@@ -788,8 +783,8 @@ def test_dense_oblique_is_mint_cov(mint, name):
     theirs = method.fit_predict(S=S, y_hat=y, y_insample=residuals, y_hat_insample=np.zeros_like(residuals))
     covariance = np.cov(residuals)
     root = torch.from_numpy(np.linalg.cholesky(covariance))
-    found = DPPL()(LocationScale(torch.from_numpy(y.T), Dense(root)), hierarchy_of(name))
-    close(found.mean, theirs["mean"].T, 1e-8)
+    projected = DPPL()(LocationScale(torch.from_numpy(y.T), Dense(root)), hierarchy_of(name))
+    close(projected.mean, theirs["mean"].T, 1e-8)
 
 
 @pytest.mark.parametrize("name", ["three levels", "paper", "large crossed"])
@@ -799,10 +794,10 @@ def test_probconserv_update(name):
     A, sigma, mu = rows_of(S), dist.cov.dense().numpy(), dist.mean.numpy()
     b = np.linspace(-1, 1, len(A))
     gain = sigma @ A.T @ np.linalg.inv(A @ sigma @ A.T)
-    found = DPPL()(dist, hierarchy_of(name).replace(torch.from_numpy(b)))
-    close(found.mean, mu - gain @ (A @ mu - b))
-    close(found.cov.dense(), sigma - gain @ A @ sigma)
-    close(found.variance, np.diag(sigma - gain @ A @ sigma))
+    projected = DPPL()(dist, hierarchy_of(name).replace(torch.from_numpy(b)))
+    close(projected.mean, mu - gain @ (A @ mu - b))
+    close(projected.cov.dense(), sigma - gain @ A @ sigma)
+    close(projected.variance, np.diag(sigma - gain @ A @ sigma))
 
 
 @pytest.mark.parametrize("name", ["three levels", "paper", "large crossed"])
@@ -811,6 +806,6 @@ def test_hier_e2e_update(name):
     dist = law(len(S), 26, "dense")
     A, sigma, mu = rows_of(S), dist.cov.dense().numpy(), dist.mean.numpy()
     inner = np.linalg.pinv(A) @ A
-    found = DPPL("orthogonal")(dist, hierarchy_of(name))
-    close(found.mean, mu - inner @ mu)
-    close(found.cov.dense(), sigma - inner @ sigma - sigma @ inner + inner @ sigma @ inner)
+    projected = DPPL("orthogonal")(dist, hierarchy_of(name))
+    close(projected.mean, mu - inner @ mu)
+    close(projected.cov.dense(), sigma - inner @ sigma - sigma @ inner + inner @ sigma @ inner)

@@ -20,7 +20,7 @@ from sets import BATCH, DIAGONAL, INF, METRICS, SETS, TIGHT, TREE, Set, nearest,
 each_set = pytest.mark.parametrize("name", SETS)
 
 
-def made(name: str) -> tuple[Set, ph.Constraint]:
+def built(name: str) -> tuple[Set, ph.Constraint]:
     """The entry and its constraint."""
     return SETS[name], SETS[name].build()
 
@@ -50,7 +50,7 @@ NEAREST = list(itertools.product(SETS, METRICS))
 
 @pytest.mark.parametrize(("name", "metric"), NEAREST)
 def test_projected_points_are_nearest_and_feasible(name, metric):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     chosen, cov = weighing(metric, entry.n)
     layer = ph.DPPL(chosen)
     z = spread(entry)
@@ -87,7 +87,7 @@ ALONE = [name for name, entry in SETS.items() if entry.shared]
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_point_without_a_batch(name):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     z = spread(entry)
     together = ph.DPPL("orthogonal").project(z, constraint).value
     for k in range(3):
@@ -97,7 +97,7 @@ def test_a_point_without_a_batch(name):
 
 
 def drawn(name: str, rounds: int, size: int) -> None:
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     for seed in range(rounds):
         generator = torch.Generator().manual_seed(seed)
         exponent = 4 * torch.rand(BATCH, entry.n, generator=generator) - 2
@@ -125,9 +125,9 @@ def test_diminishing_variation_is_projected_slice_after_slice():
     slices, width = 4, 6
     z, variance = 2 * normal(6, BATCH, slices * width), torch.rand(BATCH, slices * width) + 0.1
     constraint = ph.TotalVariationDiminishing((slices, width))
-    found = ph.DPPL().project(z, constraint, dist=ph.LocationScale(z, ph.Diagonal(variance)))
-    assert found.stats.converged.all()
-    values, points, weights = (x.unflatten(-1, (slices, width)) for x in (found.value, z, variance))
+    solution = ph.DPPL().project(z, constraint, dist=ph.LocationScale(z, ph.Diagonal(variance)))
+    assert solution.stats.converged.all()
+    values, points, weights = (x.unflatten(-1, (slices, width)) for x in (solution.value, z, variance))
     torch.testing.assert_close(values[:, 0], points[:, 0])
     for k, t in itertools.product(range(BATCH), range(1, slices)):
         u, root = cp.Variable(width), weights[k, t].sqrt().numpy()
@@ -146,7 +146,7 @@ FIXED = list(itertools.product(SETS, ("oblique", "orthogonal")))
 
 @pytest.mark.parametrize(("name", "metric"), FIXED)
 def test_points_of_the_set_stay_and_projecting_twice_changes_nothing(name, metric):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     layer, law = ph.DPPL(metric), (torch.zeros(BATCH, entry.n), torch.rand(BATCH, entry.n) + 0.1)
     once = layer.project(spread(entry), constraint, dist=law).value
     if not entry.projection:
@@ -172,7 +172,7 @@ def test_points_on_a_curved_edge_stay_whatever_their_multipliers_round_to():
 
 @each_set
 def test_kinks_are_deterministic(name):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     layer = ph.DPPL("orthogonal", on_failure="flag")
     edge = layer.project(spread(entry), constraint).value.detach().requires_grad_()
     results = []
@@ -193,7 +193,7 @@ def test_a_variable_that_touches_its_bound_is_free():
 
 @pytest.mark.parametrize(("name", "metric"), FIXED)
 def test_float32_stays_within_bounds(name, metric):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     z = spread(entry).float().requires_grad_()
     stddev = (torch.rand(BATCH, entry.n) + 0.3).float().requires_grad_()
     law = ph.LocationScale(torch.zeros(BATCH, entry.n, dtype=torch.float32), ph.Diagonal.from_stddev(stddev))
@@ -434,18 +434,18 @@ def test_bad_input_is_named_and_explained(name):
 
 def test_rows_of_one_variable_are_bounds():
     rows = torch.tensor([[2.0, 0, 0], [0, -1, 0], [0, 0, 1], [1, 0, 0]])
-    found = ph.LinearInequality(rows, torch.tensor([4.0, 1.0, 3.0, 1.0])).resolve(3)
-    assert isinstance(found, ph.Box)
-    torch.testing.assert_close(found.lower, torch.tensor([-INF, -1.0, -INF]))
-    torch.testing.assert_close(found.upper, torch.tensor([1.0, INF, 3.0]))
+    resolved = ph.LinearInequality(rows, torch.tensor([4.0, 1.0, 3.0, 1.0])).resolve(3)
+    assert isinstance(resolved, ph.Box)
+    torch.testing.assert_close(resolved.lower, torch.tensor([-INF, -1.0, -INF]))
+    torch.testing.assert_close(resolved.upper, torch.tensor([1.0, INF, 3.0]))
 
 
 def test_bounds_and_rows_are_told_apart():
     rows = torch.tensor([[2.0, 0, 0], [1, 1, 1]])
-    found = ph.LinearInequality(rows, torch.tensor([[4.0, 1.0], [2.0, 1.0]])).resolve(3)
-    parts = {type(part) for part in found.parts()}
+    resolved = ph.LinearInequality(rows, torch.tensor([[4.0, 1.0], [2.0, 1.0]])).resolve(3)
+    parts = {type(part) for part in resolved.parts()}
     assert parts == {ph.Box, ph.LinearInequality}
-    torch.testing.assert_close(found.parts()[0].upper, torch.tensor([[2.0, INF, INF], [1.0, INF, INF]]))
+    torch.testing.assert_close(resolved.parts()[0].upper, torch.tensor([[2.0, INF, INF], [1.0, INF, INF]]))
 
 
 @pytest.mark.parametrize("order", ["in order", "shuffled", "scaled"])
@@ -457,9 +457,9 @@ def test_difference_rows_are_monotone(direction, order):
         rows = rows[[3, 0, 4, 2, 1]]
     elif order == "scaled":
         rows = rows * torch.arange(1.0, 6)[:, None]
-    found = ph.LinearInequality(rows, 0.0).resolve(6)
-    assert isinstance(found, ph.Monotone)
-    assert found.direction == direction
+    resolved = ph.LinearInequality(rows, 0.0).resolve(6)
+    assert isinstance(resolved, ph.Monotone)
+    assert resolved.direction == direction
     z = normal(2, 10, 6)
     expected = ph.DPPL("orthogonal").project(z, ph.Monotone(direction)).value
     torch.testing.assert_close(ph.DPPL("orthogonal").project(z, ph.LinearInequality(rows)).value, expected)
@@ -487,17 +487,17 @@ def test_one_row_is_searched_along():
 
 
 def test_boxes_tighten():
-    found = ph.Box(0.0, torch.tensor([1.0, 2.0, 3.0])) & ph.Box(torch.tensor([-1.0, 0.5, 0.5]), 2.0)
-    assert isinstance(found, ph.Box)
-    torch.testing.assert_close(found.lower, torch.tensor([0.0, 0.5, 0.5]))
-    torch.testing.assert_close(found.upper, torch.tensor([1.0, 2.0, 2.0]))
+    tightened = ph.Box(0.0, torch.tensor([1.0, 2.0, 3.0])) & ph.Box(torch.tensor([-1.0, 0.5, 0.5]), 2.0)
+    assert isinstance(tightened, ph.Box)
+    torch.testing.assert_close(tightened.lower, torch.tensor([0.0, 0.5, 0.5]))
+    torch.testing.assert_close(tightened.upper, torch.tensor([1.0, 2.0, 2.0]))
     with pytest.raises(TypeError):
         ph.NonNegative() & 3
 
 
 @each_set
 def test_representation_and_dtype(name):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     words = repr(constraint)
     assert re.match(r"[A-Z]\w+\(", words)
     assert constraint.algorithm
@@ -509,14 +509,14 @@ def test_representation_and_dtype(name):
 
 @each_set
 def test_violation_and_penalty_agree_with_rows_and_bounds(name):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     u = spread(entry).requires_grad_()
-    found = torch.stack([entry.excesses(u[:, k], k) for k in range(BATCH)], 1)  # (3, BATCH, q)
+    excesses = torch.stack([entry.excesses(u[:, k], k) for k in range(BATCH)], 1)  # (3, BATCH, q)
     violation, penalty = constraint.violation(u), constraint.penalty(u)
     assert violation.shape == penalty.shape == (3, BATCH)
-    torch.testing.assert_close(violation > 0, found.abs().amax(-1) > 0)
+    torch.testing.assert_close(violation > 0, excesses.abs().amax(-1) > 0)
     if not isinstance(getattr(constraint, "linear", None), ph.Hierarchy) and name not in ("fixed nodes", "smooth"):
-        torch.testing.assert_close(violation, found.abs().amax(-1))
+        torch.testing.assert_close(violation, excesses.abs().amax(-1))
     (slope,) = torch.autograd.grad(penalty.sum(), u, allow_unused=not entry.projection)
     assert slope is None or slope.isfinite().all()
     feasible = ph.DPPL("orthogonal").project(u.detach(), constraint).value
@@ -526,7 +526,7 @@ def test_violation_and_penalty_agree_with_rows_and_bounds(name):
 
 @each_set
 def test_quantiles_of_draws_stay_within_bounds(name):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     law = (entry.loc + normal(4, BATCH, entry.n), torch.ones(BATCH, entry.n))
     draws = ph.DPPL(covariance="delta")(law, constraint).sample((60,), torch.Generator().manual_seed(1))
     quantiles = ph.sample_quantiles(draws, (0.05, 0.5, 0.95))
@@ -539,10 +539,10 @@ def test_quantiles_of_draws_stay_within_bounds(name):
 def test_constraint_error_counts_inequalities():
     constraint = ph.Conservation(torch.ones(2), 1.0) & ph.NonNegative()
     u = torch.tensor([[1.5, -0.5], [0.5, 0.5]])
-    found = ph.constraint_error(constraint, u)
-    assert float(found.largest) == 0.5
-    assert float(found.mean) == 0.25
-    assert float(found.mean_square) == 0.125
+    error = ph.constraint_error(constraint, u)
+    assert float(error.largest) == 0.5
+    assert float(error.mean) == 0.25
+    assert float(error.mean_square) == 0.125
     assert float(ph.constraint_error(ph.NonNegative(), u).mean) == 0.25
 
 

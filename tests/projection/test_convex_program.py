@@ -122,12 +122,12 @@ def test_weights_and_sizes_of_many_orders(spread, size):
 def test_semidefinite_is_clipped_eigenvalues():
     weight = torch.tensor([1.0, 0.5, 0.5, 1.0, 0.5, 1.0])  # the Frobenius norm
     z = randn(8, N)
-    found = projector(ConvexProgram(semidefinite, N), weight).solve(z)
+    solution = projector(ConvexProgram(semidefinite, N), weight).solve(z)
     index = torch.tensor([[0, 1, 2], [1, 3, 4], [2, 4, 5]])
     values, vectors = torch.linalg.eigh(z[:, index])
     expected = (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT
-    assert found.stats.converged.all()
-    assert (found.value[:, index] - expected).abs().max() < 1e-12
+    assert solution.stats.converged.all()
+    assert (solution.value[:, index] - expected).abs().max() < 1e-12
 
 
 def test_large_semidefinite_gradient():
@@ -141,37 +141,37 @@ def test_large_semidefinite_gradient():
     values, vectors = torch.linalg.eigh(torch.einsum("k,kij->ij", z, basis))
     clipped = (vectors * values.clamp(min=0)) @ vectors.mT
     expected = clipped[torch.from_numpy(i), torch.from_numpy(j)]
-    found = projector(constraint, scale, 10).solve(z).value
+    nearest = projector(constraint, scale, 10).solve(z).value
     cotangent = randn(10, seed=3)
-    (gradient,) = torch.autograd.grad(found, z, cotangent)
+    (gradient,) = torch.autograd.grad(nearest, z, cotangent)
     (reference,) = torch.autograd.grad(expected, z, cotangent)
-    assert (found - expected).abs().max() < 1e-12
+    assert (nearest - expected).abs().max() < 1e-12
     assert (gradient - reference).abs().max() < 1e-10
 
 
 def test_exponential_cone_against_multiplier():
     """``log sum exp(u) <= level`` at its optimality condition, with a level for each element."""
     level, weight, z = torch.tensor([0.5, 1.0, 5.0]), rand(N), 2 * randn(3, N)
-    found = projector(ConvexProgram(smooth_maximum, N, (level,), ((),)), weight).solve(z)
-    assert found.stats.converged.all()
-    assert (torch.logsumexp(found.value, -1) <= level + 1e-14).all()
-    pull = (z - found.value) / weight / torch.softmax(found.value, -1)  # one multiplier, the same in each coordinate
+    solution = projector(ConvexProgram(smooth_maximum, N, (level,), ((),)), weight).solve(z)
+    assert solution.stats.converged.all()
+    assert (torch.logsumexp(solution.value, -1) <= level + 1e-14).all()
+    pull = (z - solution.value) / weight / torch.softmax(solution.value, -1)  # one multiplier, the same in each coordinate
     active = torch.logsumexp(z, -1) > level
     assert active.tolist() == [True, True, False]
     assert (pull[active].amax(-1) - pull[active].amin(-1)).max() < 1e-9 * pull[active].max()
-    assert (found.value[~active] - z[~active]).abs().max() < 1e-14
+    assert (solution.value[~active] - z[~active]).abs().max() < 1e-14
 
 
 def test_entropy_on_the_simplex():
     """Coordinates end a billionth above 0, where logarithms are steep."""
     z, weight = 1.5 * randn(6, N), rand(N)
-    found = projector(ConvexProgram(entropic, N) & ph.NonNegative(), weight).solve(z)
+    solution = projector(ConvexProgram(entropic, N) & ph.NonNegative(), weight).solve(z)
     expected = torch.stack([by_cvxpy(entropic, point, torch.diag(weight.rsqrt())) for point in z])
-    assert found.stats.converged.all()
-    assert (found.value - expected).abs().max() < 1e-5
-    entropy = torch.special.entr(found.value).sum(-1)
+    assert solution.stats.converged.all()
+    assert (solution.value - expected).abs().max() < 1e-5
+    entropy = torch.special.entr(solution.value).sum(-1)
     assert entropy.min() > 1 - 1e-12
-    assert (found.value.sum(-1) - 1).abs().max() < 1e-12
+    assert (solution.value.sum(-1) - 1).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
@@ -180,19 +180,19 @@ def test_ball_of_l1_with_box_and_mass(kind):
     factor = torch.eye(N) * 3 + randn(N, N, seed=2).tril()
     weight = Diagonal(rand(N)) if kind == "diagonal" else Dense(factor)
     constraint = ConvexProgram(sparse, N) & ph.Box(-0.2, 0.5) & ph.Conservation(torch.ones(N), 0.3)
-    found = projector(constraint, weight).solve(z)
+    solution = projector(constraint, weight).solve(z)
     root = torch.linalg.inv(torch.linalg.cholesky(weight.dense()))
 
     def everything(u):
         return [cp.norm(u, 1) <= 1, u >= -0.2, u <= 0.5, cp.sum(u) == 0.3]
 
     expected = torch.stack([by_cvxpy(everything, point, root) for point in z])
-    assert found.stats.converged.all()
-    assert (found.value - expected).abs().max() < 1e-7
-    assert found.value.min() >= -0.2
-    assert found.value.max() <= 0.5
-    assert (found.value.sum(-1) - 0.3).abs().max() < 1e-15
-    assert (found.value.abs().sum(-1) - 1).max() < 1e-14
+    assert solution.stats.converged.all()
+    assert (solution.value - expected).abs().max() < 1e-7
+    assert solution.value.min() >= -0.2
+    assert solution.value.max() <= 0.5
+    assert (solution.value.sum(-1) - 0.3).abs().max() < 1e-15
+    assert (solution.value.abs().sum(-1) - 1).max() < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -210,27 +210,27 @@ def test_joined_parts(extra, written):
     if written is None:
         written = lambda u: [u[0] + u[1] <= 0.1, u[2] - u[3] + 2 * u[4] <= -0.2]  # noqa: E731
     z, weight = 2 * randn(5, N), rand(N)
-    found = projector(ConvexProgram(unit, N) & extra, weight).solve(z)
+    solution = projector(ConvexProgram(unit, N) & extra, weight).solve(z)
     root = torch.diag(weight.rsqrt())
     expected = torch.stack([by_cvxpy(lambda u: unit(u) + written(u), point, root) for point in z])
-    assert found.stats.converged.all()
-    assert found.stats.residual.max() < 1e-12
-    cost, reference = (((x - z) @ root).square().sum(-1) for x in (found.value, expected))
+    assert solution.stats.converged.all()
+    assert solution.stats.residual.max() < 1e-12
+    cost, reference = (((x - z) @ root).square().sum(-1) for x in (solution.value, expected))
     assert (cost <= reference * (1 + 1e-10)).all()
-    assert (found.value - expected).abs().max() < 1e-4  # the oracle's accuracy
+    assert (solution.value - expected).abs().max() < 1e-4  # the oracle's accuracy
 
 
 def test_variation_penalty_is_a_cost():
     z, weight, price = 2 * randn(5, N), rand(N), torch.tensor([0.0, 0.1, 0.5, 1.0, 4.0])
-    found = projector(ConvexProgram(unit, N) & ph.TotalVariationPenalty(price), weight).solve(z).value
+    nearest = projector(ConvexProgram(unit, N) & ph.TotalVariationPenalty(price), weight).solve(z).value
     for i in range(5):
         u = cp.Variable(N)
         cost = 0.5 * cp.sum(cp.multiply(1 / weight.numpy(), cp.square(u - z[i].numpy()))) + float(price[i]) * cp.tv(u)
         cp.Problem(cp.Minimize(cost), unit(u)).solve(solver=cp.CLARABEL)
-        ours = 0.5 * ((found[i] - z[i]).square() / weight).sum() + price[i] * found[i].diff().abs().sum()
+        ours = 0.5 * ((nearest[i] - z[i]).square() / weight).sum() + price[i] * nearest[i].diff().abs().sum()
         assert float(ours) < cost.value + 1e-9
-        assert np.abs(found[i].numpy() - u.value).max() < 1e-3  # the oracle's accuracy
-        assert float(found[i].norm()) < 1 + 1e-12
+        assert np.abs(nearest[i].numpy() - u.value).max() < 1e-3  # the oracle's accuracy
+        assert float(nearest[i].norm()) < 1 + 1e-12
 
 
 def test_bounds_and_rows_that_differ_between_elements():
@@ -256,10 +256,10 @@ def test_bounds_and_rows_that_differ_between_elements():
 def test_zero_weights_move_only_if_they_must():
     weight = torch.tensor([0.0, 1, 1, 0, 1, 1])
     z = torch.tensor([0.5, 2, 2, -0.5, 2, 2])
-    found = projector(ConvexProgram(unit, N), weight).solve(z)
-    assert found.stats.converged
-    assert (found.value[[0, 3]] - z[[0, 3]]).abs().max() < 1e-10
-    assert abs(float(found.value.norm()) - 1) < 1e-12
+    solution = projector(ConvexProgram(unit, N), weight).solve(z)
+    assert solution.stats.converged
+    assert (solution.value[[0, 3]] - z[[0, 3]]).abs().max() < 1e-10
+    assert abs(float(solution.value.norm()) - 1) < 1e-12
     none = projector(ConvexProgram(unit, N), torch.zeros(N)).solve(z)
     assert (none.value - z / z.norm()).abs().max() < 1e-12
 
@@ -272,11 +272,11 @@ def test_immutable_nodes_stay():
 
     constraint = ConvexProgram(near, 3) & ph.Hierarchy(np.array([[1.0, 1], [1, 0], [0, 1]]), immutable=[0])
     z = torch.tensor([2.5, 5.0, 0.0])
-    found = projector(constraint, torch.ones(3), 3).solve(z)
+    solution = projector(constraint, torch.ones(3), 3).solve(z)
     across = (1 - 2 * 0.25**2) ** 0.5 / 2**0.5  # from (1.25, 1.25), along the line of that total
-    assert found.stats.converged
-    assert torch.allclose(found.value, torch.tensor([2.5, 1.25 + across, 1.25 - across]), atol=1e-12)
-    assert found.value[0] == 2.5
+    assert solution.stats.converged
+    assert torch.allclose(solution.value, torch.tensor([2.5, 1.25 + across, 1.25 - across]), atol=1e-12)
+    assert solution.value[0] == 2.5
     far = projector(constraint, torch.ones(3), 3)
     z = torch.tensor([9.0, 5.0, 0.0])
     assert isinstance(far.explain(z, far.solve(z).stats), ph.InfeasibleError)
@@ -393,11 +393,11 @@ def test_gradients_by_finite_differences(case, kind):
 
 def test_tangent_is_the_jacobian():
     z, weight = 1.5 * randn(2, N), rand(N)
-    found = projector(ConvexProgram(unit, N), weight)
-    solution = found.solve(z)
+    program = projector(ConvexProgram(unit, N), weight)
+    solution = program.solve(z)
     tangent = solution.tangent
     step = 1e-5
-    columns = [(found.solve(z + step * e).value - found.solve(z - step * e).value) / (2 * step) for e in torch.eye(N)]
+    columns = [(program.solve(z + step * e).value - program.solve(z - step * e).value) / (2 * step) for e in torch.eye(N)]
     expected = torch.stack(columns, -1)
     assert (z.norm(dim=-1) > 1).all()
     assert (tangent.matrix - expected).abs().max() < 1e-7
@@ -406,7 +406,7 @@ def test_tangent_is_the_jacobian():
     assert torch.allclose(tangent.transpose(x), (expected.mT @ x.unsqueeze(-1)).squeeze(-1), atol=1e-6)
     cov = Diagonal(rand(2, N, seed=3))
     assert torch.allclose(tangent.variance(cov), (expected.square() * cov.variance.unsqueeze(-2)).sum(-1), atol=1e-6)
-    _, mean, scale, _ = found.moments(z, cov)
+    _, mean, scale, _ = program.moments(z, cov)
     assert torch.equal(mean, solution.value)
     assert torch.allclose(scale.square(), tangent.variance(cov))
 
@@ -426,8 +426,8 @@ def crossing(u, low):
 def test_infeasible_element_is_flagged_and_the_others_kept():
     low = torch.tensor([0.5, 2.0, 0.9])
     z = randn(4, 3, N).requires_grad_()
-    found = projector(ConvexProgram(crossing, N, (low,), ((),)), torch.ones(N))
-    solution = found.solve(z)
+    program = projector(ConvexProgram(crossing, N, (low,), ((),)), torch.ones(N))
+    solution = program.solve(z)
     assert solution.stats.converged.tolist() == [[True, False, True]] * 4
     assert torch.isfinite(solution.value).all()
     good = solution.value[:, [0, 2]]
@@ -436,7 +436,7 @@ def test_infeasible_element_is_flagged_and_the_others_kept():
     (gradient,) = torch.autograd.grad(good.square().sum(), z)
     assert torch.isfinite(gradient).all()
     assert (gradient[:, 1] == 0).all()
-    error = found.explain(z, solution.stats)
+    error = program.explain(z, solution.stats)
     assert isinstance(error, ph.InfeasibleError)
     assert "batch element (0, 1)" in str(error)
     fine = projector(ConvexProgram(unit, N), torch.ones(N))
@@ -477,9 +477,9 @@ def test_compiled_once_for_all_batches():
 
 
 def test_no_points():
-    found = projector(ConvexProgram(unit, N), torch.ones(N)).solve(torch.zeros(0, N))
-    assert found.value.shape == (0, N)
-    assert found.stats.converged.shape == (0,)
+    solution = projector(ConvexProgram(unit, N), torch.ones(N)).solve(torch.zeros(0, N))
+    assert solution.value.shape == (0, N)
+    assert solution.stats.converged.shape == (0,)
 
 
 @pytest.mark.parametrize("module", ["cvxpy", "cvxpylayers"])
@@ -536,9 +536,9 @@ def test_bad_input(build, error, words):
 
 
 def test_not_inside_torch_func():
-    found = projector(ConvexProgram(unit, N), torch.ones(N))
+    program = projector(ConvexProgram(unit, N), torch.ones(N))
     with pytest.raises(ph.ParameterError, match=r"torch\.func"):
-        torch.func.grad(lambda z: found.solve(z).value.sum())(randn(N))
+        torch.func.grad(lambda z: program.solve(z).value.sum())(randn(N))
 
 
 def test_layer():

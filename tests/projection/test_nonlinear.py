@@ -68,8 +68,8 @@ def matvec(matrix: Tensor, x: Tensor) -> Tensor:
     return (matrix @ x.unsqueeze(-1)).squeeze(-1)
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @everywhere
@@ -94,14 +94,14 @@ def test_solutions_satisfy_the_kkt_conditions(metric, kind, scale):
         warnings.simplefilter("ignore", RuntimeWarning)
         draws = projected.rsample((25,), torch.Generator().manual_seed(1))
     z, u = torch.cat([z, dist.mean[None]]), torch.cat([draws, projected.mean[None]])
-    found = ~u.isnan().any(-1)
-    assert found.double().mean() >= (1.0 if scale < 0.1 else 0.97)
+    usable = ~u.isnan().any(-1)
+    assert usable.double().mean() >= (1.0 if scale < 0.1 else 0.97)
     rows, dense = jacobian(constraint, u.nan_to_num()), weight_of(metric, cov).dense()
     multiplier = torch.linalg.solve(rows @ dense @ rows.mT, matvec(rows, z - u.nan_to_num()))
     left = u - z + matvec(dense @ rows.mT, multiplier)
-    left = (left.norm(dim=-1) / (u.norm(dim=-1) + z.norm(dim=-1)))[found]
+    left = (left.norm(dim=-1) / (u.norm(dim=-1) + z.norm(dim=-1)))[usable]
     assert left.max() <= 1.01e-9  # measured here with another factor than the solver's
-    assert constraint.violation(u)[found].max() <= 1e-10
+    assert constraint.violation(u)[usable].max() <= 1e-10
 
 
 @everywhere
@@ -143,9 +143,9 @@ def slsqp(constraint: ph.NonlinearEquality, z: Tensor, weights: Tensor, starts: 
 
     for k in range(starts):
         start = target + k * source.standard_normal(len(target))
-        found = minimize(far, start, method="SLSQP", constraints=rows, options={"maxiter": 200, "ftol": 1e-10})
-        if np.abs(rows["fun"](found.x)).max() < 1e-7:
-            best = min(best, found.fun)
+        trial = minimize(far, start, method="SLSQP", constraints=rows, options={"maxiter": 200, "ftol": 1e-10})
+        if np.abs(rows["fun"](trial.x)).max() < 1e-7:
+            best = min(best, trial.fun)
     return best
 
 
@@ -209,8 +209,8 @@ def unrolled(constraint: ph.NonlinearEquality, z: Tensor, weight: Tensor) -> Ten
 def test_exact_gradients_against_unrolled_iterations(metric, kind):
     fn, c = quadratics(0.05)
     cov, direction = covariance(kind, 5), randn(5)
-    given = {"diagonal": ("variance",), "low rank": ("factor", "diagonal_part"), "dense": ("scale_tril",)}[kind]
-    parts = [getattr(cov, name).clone().requires_grad_() for name in given]
+    fields = {"diagonal": ("variance",), "low rank": ("factor", "diagonal_part"), "dense": ("scale_tril",)}[kind]
+    parts = [getattr(cov, name).clone().requires_grad_() for name in fields]
     z, data = (0.5 * randn(5)).requires_grad_(), c.clone().requires_grad_()
     constraint, cov = ph.NonlinearEquality(fn, (data,)), type(cov)(*parts)
     inputs = [z, data, *(parts if metric == "oblique" else [])]
@@ -357,7 +357,7 @@ def test_the_callers_jacobian_is_used():
         return 2 * u.unsqueeze(-2)
 
     z = randn(6, 3).requires_grad_()
-    solutions = [ph.DPPL("orthogonal").project(z, ph.NonlinearEquality(sphere, (), given)) for given in (None, rows)]
+    solutions = [ph.DPPL("orthogonal").project(z, ph.NonlinearEquality(sphere, (), formula)) for formula in (None, rows)]
     assert len(calls) >= int(solutions[1].stats.steps.max())
     close(solutions[0].value, solutions[1].value)
     close(*(torch.autograd.grad(s.value[..., 0].sum(), z)[0] for s in solutions))
@@ -382,8 +382,8 @@ def test_variance_gradients_against_finite_differences():
     for metric in METRICS:
         inputs = mean.clone().requires_grad_(), rand(3).requires_grad_()
         layer = ph.DPPL(metric)
-        found = torch.autograd.grad(layer(inputs, constraint).variance.sum(), inputs)
-        assert all(g.isfinite().all() and g.abs().max() > 1e-3 for g in found)
+        gradients = torch.autograd.grad(layer(inputs, constraint).variance.sum(), inputs)
+        assert all(g.isfinite().all() and g.abs().max() > 1e-3 for g in gradients)
         assert torch.autograd.gradcheck(lambda *d: layer(d, constraint).variance, inputs, eps=1e-4, atol=1e-5)  # noqa: B023
 
 

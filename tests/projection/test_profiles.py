@@ -63,9 +63,9 @@ def oracle(shape, z, weight, amount, lower, upper, row, mass):
         constraints += [u >= float(lower), u <= float(upper)]
     if row is not None:
         constraints.append(np.asarray(row) @ u == float(mass))
-    found = cp.Problem(cp.Minimize(objective), constraints)
-    found.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-    assert found.status == cp.OPTIMAL
+    program = cp.Problem(cp.Minimize(objective), constraints)
+    program.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+    assert program.status == cp.OPTIMAL
     return u.value
 
 
@@ -164,15 +164,15 @@ def test_weights_may_range_over_twelve_orders_of_magnitude():
 
 
 def test_groups_of_long_profiles_are_optimal_in_exact_arithmetic():
-    """Weights over 1e12 again: the duals of the groups that were found lie within the penalty, rationally."""
+    """Weights over 1e12 again: the duals of the groups that were result lie within the penalty, rationally."""
     generator = np.random.default_rng(0)
     none, far = np.empty((1, 0)), np.full(1, np.inf)
     for _ in range(40):
         n = 60
         z, weight = generator.normal(size=n).cumsum(), generator.choice([1e-12, 1.0], size=n)
         amount = 10 ** generator.uniform(-2, 1) * generator.choice([1.0, 1e6, 1e11])
-        found = pooling.solve(2, z[None], weight[None], np.full(1, amount), -far, far, none, far, far)
-        edges = [int(e) for e in found[3][0]]
+        result = pooling.solve(2, z[None], weight[None], np.full(1, amount), -far, far, none, far, far)
+        edges = [int(e) for e in result[3][0]]
         scale = Fraction(weight.max())  # as the kernel scales them, so that roundings are the same
         q, z = [Fraction(weight.max() / w) for w in weight], [Fraction(x) for x in z]
         limit, dual, first, values = Fraction(amount) * scale, Fraction(0), 0, []
@@ -348,8 +348,8 @@ def attainable(shape, row, amount):
             constraints.append(cp.norm1(cp.diff(u)) <= amount)
         elif shape != "tv-penalty":
             constraints.append(cp.diff(u) * (1 if shape == "increasing" else -1) >= 0)
-        found = cp.Problem(cp.Maximize(turn * row.numpy() @ u), constraints)
-        ends.append(turn * found.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11))
+        program = cp.Problem(cp.Maximize(turn * row.numpy() @ u), constraints)
+        ends.append(turn * program.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11))
     return ends
 
 
