@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from constraints.test_inequality import built, normal
+from constraints.inequalities import built, normal
 from registry import OVERLAPPING
 from sets import BATCH, GENERAL, GRID, INF, MANY, SETS, SIDED, TREE, Set, tensor
 

@@ -4,7 +4,7 @@
 
 ``solvers.sqp`` finds the points without gradients, which are attached afterwards. With Gauss-Newton curvature (the
 paper's) that is one linear projection with the Jacobian at the solution. With exact curvature the adjoint system
-``(I + P W C) x = P W g`` is solved by conjugate gradients, C the multipliers times the Hessians.
+``(I + P W C) x = P W g`` is solved by conjugate gradients. C is the sum of the multipliers times the Hessians.
 """
 
 from __future__ import annotations
