@@ -6,9 +6,9 @@ Per profile of n points, with ``W = diag(w)``, ``q = 1/w`` and ``TV(u) = sum |u_
     subject to  lower <= u <= upper,  least <= a . u <= most.
 
 The methods are pool adjacent violators (isotonic regression) and Johnson's dynamic programming (total variation). They
-run inside a search for the duals of the row and of the bound on TV. A row that the solution without it satisfies is left
-out. Otherwise it binds at the end that is exceeded, called mass. The answer is refined with its groups as points, whose
-numbers are smaller, and always stays within its bounds.
+run inside a search for the duals of the row and of the bound on TV. A row that the solution without it satisfies is
+left out. Otherwise it binds at the end that is exceeded, called mass. The answer is refined with its groups as points,
+whose numbers are smaller. It always stays within its bounds.
 
 ``unbounded`` has the two shapes without bounds, ``duals`` the search, ``capacity`` the masses that can be attained.
 """
