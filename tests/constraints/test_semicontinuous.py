@@ -43,7 +43,7 @@ def points(count, n=NX, seed=0):
 
 def nearest_of_all(z, weight, direction, rows):
     """The best of Clarabel's answers for every set of zeros."""
-    best, found = np.inf, None
+    best, nearest = np.inf, None
     for zeros in itertools.product((False, True), repeat=NX):
         u = cp.Variable(NX)
         at, others = np.flatnonzero(zeros), np.flatnonzero(~np.array(zeros))
@@ -54,8 +54,8 @@ def nearest_of_all(z, weight, direction, rows):
         task = cp.Problem(cp.Minimize(cp.sum_squares(cp.multiply(weight.numpy() ** -0.5, u - z.numpy()))), said)
         task.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
         if task.status == "optimal" and task.value < best:
-            best, found = task.value, u.value
-    return best, found
+            best, nearest = task.value, u.value
+    return best, nearest
 
 
 @pytest.mark.parametrize(("direction", "rows"), PROFILES)
@@ -136,11 +136,11 @@ def test_no_random_profile_is_infeasible_and_none_is_nearer(direction, dtype):
     mass = (whole * (least + (top - least) * torch.rand(count, 1, generator=generator)))[:, 0]
     z, weight, row, least, top, mass = (x.to(dtype) for x in (z, weight, row, least, top, mass))
     bounds, kind = ph.Box(0.0, top), ph.Monotone(direction)
-    found = projector_of(
+    solution = projector_of(
         kind & ph.Conservation(row, mass) & bounds & ph.Semicontinuous(least), z, Diagonal(weight), Options()
     ).solve(z)
-    u = found.value
-    assert bool(found.stats.converged.all())
+    u = solution.value
+    assert bool(solution.stats.converged.all())
     assert u.dtype == dtype
     assert bool(((u == 0) | ((u >= least) & (u <= top))).all())
     steps = u.diff(dim=-1)

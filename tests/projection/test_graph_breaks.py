@@ -89,7 +89,7 @@ def test_draws_are_one_graph(constraint, metric):
 
 def test_nothing_waits_for_the_device(constraint, metric):
     loss, arguments = scored(ph.DPPL(metric, validate_args=False), constraint), inputs(constraint)
-    loss(*arguments)  # what depends on the constraint alone is made ready once
+    loss(*arguments)  # fills the caches of the constraint
     with NoSync():
         loss(*arguments).backward()
     assert all(x.grad.isfinite().all() for x in arguments[:2])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from constraints.test_inequality import made, normal
+from constraints.inequalities import built, normal
 from registry import OVERLAPPING
 from sets import BATCH, GENERAL, GRID, INF, MANY, SETS, SIDED, TREE, Set, tensor
 
@@ -39,7 +39,7 @@ STRAIGHT = list(
 
 @pytest.mark.parametrize(("name", "metric"), STRAIGHT)
 def test_tangent_agrees_with_differences_of_the_projection(name, metric):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     layer, z = ph.DPPL(metric), around(entry)
     cov = ph.Diagonal(0.1 + torch.rand(BATCH, entry.n))
     law = ph.LocationScale(z[0], cov)
@@ -47,10 +47,10 @@ def test_tangent_agrees_with_differences_of_the_projection(name, metric):
     assert smooth.sum() >= 3
     tangent = layer.project(z, constraint, dist=law).tangent
     eye = torch.eye(entry.n).reshape(entry.n, 1, 1, entry.n).expand(entry.n, 2, BATCH, entry.n)
-    found = tangent.apply(eye).movedim(0, -1)
+    matrix = tangent.apply(eye).movedim(0, -1)
     turned = tangent.transpose(eye).movedim(0, -1)
-    torch.testing.assert_close(found[smooth], expected[smooth], rtol=0, atol=1e-6)
-    torch.testing.assert_close(turned, found.mT, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(matrix[smooth], expected[smooth], rtol=0, atol=1e-6)
+    torch.testing.assert_close(turned, matrix.mT, rtol=1e-9, atol=1e-9)
 
     projected = ph.DPPL(metric, covariance="delta")(law, constraint)
     variance = (expected[0].square() * cov.variance.unsqueeze(-2)).sum(-1)
@@ -150,9 +150,9 @@ def test_gradients_in_points_scales_and_data(name, metric):
         expected, bend = (ends[0] - ends[1]) / (2 * STEP), (ends[0] + ends[1] - 2 * middle).abs().amax(0) / STEP
         smooth = bend < 1e-3
         compared += int(smooth.sum())
-        found = torch.zeros_like(x) if slope is None else slope
-        found = found.reshape(BATCH, size).T
-        torch.testing.assert_close(found[:, smooth], expected[:, smooth], rtol=1e-5, atol=1e-5)
+        gradient = torch.zeros_like(x) if slope is None else slope
+        gradient = gradient.reshape(BATCH, size).T
+        torch.testing.assert_close(gradient[:, smooth], expected[:, smooth], rtol=1e-5, atol=1e-5)
     assert compared >= 2 * len(inputs)
 
 
@@ -229,7 +229,7 @@ def test_censored_moments_with_equalities_are_near_those_of_draws(name, metric):
 
 @pytest.mark.parametrize("name", ["increasing", "increasing with mass in a box", "variation", "inequalities"])
 def test_fixed_draws_estimate_the_moments_of_other_sets(name):
-    entry, constraint = made(name)
+    entry, constraint = built(name)
     law = (entry.loc + 0.3 * normal(5, BATCH, entry.n), 0.5 * torch.ones(BATCH, entry.n))
     projected = ph.DPPL(draws=400)(law, constraint)
     mean, variance, _, _ = moments(projected, 1_000, 1_000)

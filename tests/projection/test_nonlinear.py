@@ -1,9 +1,8 @@
-"""Nonlinear equalities: the paper's propositions, scipy and closed forms as oracles, gradients, joins and failures."""
+"""Nonlinear equalities: the paper's propositions, scipy and closed forms as oracles, joins and failures."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,62 +13,23 @@ from torch import Tensor
 import probhard as ph
 from probhard.solvers import sqp as newton
 from probhard.solvers.linearised import Linearised
-from registry import binary_tree, covariance, generator, rand, randn
+from projection.curves import (
+    KINDS,
+    METRICS,
+    SPHERE,
+    STUCK,
+    close,
+    curved,
+    everywhere,
+    jacobian,
+    matvec,
+    quadratics,
+    sphere,
+    weight_of,
+)
+from registry import binary_tree, covariance, rand, randn
 
-KINDS = ("diagonal", "low rank", "dense")
-METRICS = ("oblique", "orthogonal")
-everywhere = pytest.mark.parametrize(("metric", "kind"), [(m, k) for m in METRICS for k in KINDS])
-
-
-@pytest.fixture(autouse=True)
-def _same_data_in_any_order():
-    before = generator.get_state()
-    generator.manual_seed(7)
-    yield
-    generator.set_state(before)
-
-
-def sphere(u: Tensor, radius: Tensor | float = 1.0) -> Tensor:
-    return u.square().sum(-1, keepdim=True) - torch.as_tensor(radius) ** 2
-
-
-SPHERE = ph.NonlinearEquality(sphere)
-STUCK = ph.NonlinearEquality(lambda u: u**3 - 2 * u + 2)  # one root, -1.77, and a trap at 0.82
-
-
-def quadratics(scale: float, q: int = 2, n: int = 5, seed: int = 0) -> tuple[Callable[..., Tensor], Tensor]:
-    """``scale u A u / 2 + B u - c`` with a feasible point, as a function of u and c, and that c."""
-    source = torch.Generator().manual_seed(seed)
-    bends, slopes = torch.randn(q, n, n, generator=source), torch.randn(q, n, generator=source)
-    bends = bends + bends.mT
-
-    def fn(u: Tensor, c: Tensor) -> Tensor:
-        return 0.5 * scale * torch.einsum("...i,kij,...j->...k", u, bends, u) + u @ slopes.mT - c
-
-    return fn, fn(torch.randn(n, generator=source), torch.zeros(q))
-
-
-def curved(scale: float = 0.1, q: int = 2, n: int = 5, seed: int = 0) -> ph.NonlinearEquality:
-    fn, c = quadratics(scale, q, n, seed)
-    return ph.NonlinearEquality(fn, (c,))
-
-
-def jacobian(constraint: ph.NonlinearEquality, u: Tensor) -> Tensor:
-    """One point at a time, for functions whose data all points share."""
-    flat = torch.func.vmap(torch.func.jacrev(constraint.residual))(u.reshape(-1, u.shape[-1]))
-    return flat.reshape(*u.shape[:-1], *flat.shape[-2:])
-
-
-def weight_of(metric: str, cov: ph.Covariance) -> ph.Covariance:
-    return cov if metric == "oblique" else ph.Diagonal(torch.ones_like(cov.diagonal()))
-
-
-def matvec(matrix: Tensor, x: Tensor) -> Tensor:
-    return (matrix @ x.unsqueeze(-1)).squeeze(-1)
-
-
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+pytestmark = pytest.mark.usefixtures("same_data_in_any_order")
 
 
 @everywhere
@@ -94,14 +54,14 @@ def test_solutions_satisfy_the_kkt_conditions(metric, kind, scale):
         warnings.simplefilter("ignore", RuntimeWarning)
         draws = projected.rsample((25,), torch.Generator().manual_seed(1))
     z, u = torch.cat([z, dist.mean[None]]), torch.cat([draws, projected.mean[None]])
-    found = ~u.isnan().any(-1)
-    assert found.double().mean() >= (1.0 if scale < 0.1 else 0.97)
+    usable = ~u.isnan().any(-1)
+    assert usable.double().mean() >= (1.0 if scale < 0.1 else 0.97)
     rows, dense = jacobian(constraint, u.nan_to_num()), weight_of(metric, cov).dense()
     multiplier = torch.linalg.solve(rows @ dense @ rows.mT, matvec(rows, z - u.nan_to_num()))
     left = u - z + matvec(dense @ rows.mT, multiplier)
-    left = (left.norm(dim=-1) / (u.norm(dim=-1) + z.norm(dim=-1)))[found]
+    left = (left.norm(dim=-1) / (u.norm(dim=-1) + z.norm(dim=-1)))[usable]
     assert left.max() <= 1.01e-9  # measured here with another factor than the solver's
-    assert constraint.violation(u)[found].max() <= 1e-10
+    assert constraint.violation(u)[usable].max() <= 1e-10
 
 
 @everywhere
@@ -143,9 +103,9 @@ def slsqp(constraint: ph.NonlinearEquality, z: Tensor, weights: Tensor, starts: 
 
     for k in range(starts):
         start = target + k * source.standard_normal(len(target))
-        found = minimize(far, start, method="SLSQP", constraints=rows, options={"maxiter": 200, "ftol": 1e-10})
-        if np.abs(rows["fun"](found.x)).max() < 1e-7:
-            best = min(best, found.fun)
+        trial = minimize(far, start, method="SLSQP", constraints=rows, options={"maxiter": 200, "ftol": 1e-10})
+        if np.abs(rows["fun"](trial.x)).max() < 1e-7:
+            best = min(best, trial.fun)
     return best
 
 
@@ -172,65 +132,6 @@ def test_as_near_as_slsqp_from_several_starts(name, metric, record_property):
         same += ours <= 1.001 * slsqp(constraint, z, weights, 3, seed) + 1e-12
     record_property("share as near as the best found", float(same) / count)  # a plain float, to cross processes
     assert same / count >= share
-
-
-def test_curvature_of_a_circle():
-    for curvature, expected in (("gauss-newton", 1.0), ("exact", 0.2)):
-        z = torch.tensor([5.0, 0.0], requires_grad=True)
-        layer = ph.DPPL("orthogonal", curvature=curvature)
-        layer.project(z, SPHERE).value[1].backward()
-        close(z.grad, torch.tensor([0.0, expected]), 1e-8)
-        variance = layer((z.detach(), torch.ones(2)), SPHERE).variance
-        close(variance, torch.tensor([0.0, expected**2]), 1e-8)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_exact_gradients_against_finite_differences(metric):
-    fn, c = quadratics(0.1, 1, 3)
-    layer = ph.DPPL(metric, curvature="exact")
-    inputs = [x.clone().requires_grad_() for x in (randn(3), rand(3), c)]
-
-    def mean_of(mean: Tensor, stddev: Tensor, data: Tensor) -> Tensor:
-        return layer((mean, stddev), ph.NonlinearEquality(fn, (data,))).mean
-
-    assert torch.autograd.gradcheck(mean_of, inputs, eps=1e-4, atol=1e-5, rtol=1e-4)
-
-
-def unrolled(constraint: ph.NonlinearEquality, z: Tensor, weight: Tensor) -> Tensor:
-    """The paper's plain iteration for one point, every step of it differentiated."""
-    u = z
-    for _ in range(60):
-        rows = torch.func.jacrev(constraint.residual)(u)
-        u = z - weight @ rows.mT @ torch.linalg.solve(rows @ weight @ rows.mT, constraint.residual(u) + rows @ (z - u))
-    return u
-
-
-@everywhere
-def test_exact_gradients_against_unrolled_iterations(metric, kind):
-    fn, c = quadratics(0.05)
-    cov, direction = covariance(kind, 5), randn(5)
-    given = {"diagonal": ("variance",), "low rank": ("factor", "diagonal_part"), "dense": ("scale_tril",)}[kind]
-    parts = [getattr(cov, name).clone().requires_grad_() for name in given]
-    z, data = (0.5 * randn(5)).requires_grad_(), c.clone().requires_grad_()
-    constraint, cov = ph.NonlinearEquality(fn, (data,)), type(cov)(*parts)
-    inputs = [z, data, *(parts if metric == "oblique" else [])]
-    ours = ph.DPPL(metric, curvature="exact").project(z, constraint, ph.LocationScale(z, cov)).value
-    theirs = unrolled(constraint, z, weight_of(metric, cov).dense())
-    close(ours, theirs, 1e-8)
-    for a, b in zip(torch.autograd.grad(ours @ direction, inputs), torch.autograd.grad(theirs @ direction, inputs)):
-        close(a, b, 1e-6)
-
-
-def test_delta_variance_against_draws_where_curvature_is_mild_and_where_it_is_strong():
-    source = torch.Generator().manual_seed(0)
-    mild = (torch.tensor([0.605, 0.8]), torch.tensor([0.03, 0.02]))
-    strong = (torch.tensor([5.0, 0.0]), torch.tensor([0.1, 0.1]))
-    for metric in METRICS:
-        projected = ph.DPPL(metric)(mild, SPHERE)
-        torch.testing.assert_close(projected.sample((20_000,), source).var(0), projected.variance, rtol=0.05, atol=0)
-    draws = ph.DPPL()(strong, SPHERE).sample((20_000,), source).var(0)[1]
-    assert 23 < ph.DPPL()(strong, SPHERE).variance[1] / draws < 27  # Gauss-Newton: (1 / 0.2)^2
-    assert abs(ph.DPPL(curvature="exact")(strong, SPHERE).variance[1] / draws - 1) < 0.05
 
 
 LINEAR = {
@@ -357,7 +258,9 @@ def test_the_callers_jacobian_is_used():
         return 2 * u.unsqueeze(-2)
 
     z = randn(6, 3).requires_grad_()
-    solutions = [ph.DPPL("orthogonal").project(z, ph.NonlinearEquality(sphere, (), given)) for given in (None, rows)]
+    solutions = [
+        ph.DPPL("orthogonal").project(z, ph.NonlinearEquality(sphere, (), formula)) for formula in (None, rows)
+    ]
     assert len(calls) >= int(solutions[1].stats.steps.max())
     close(solutions[0].value, solutions[1].value)
     close(*(torch.autograd.grad(s.value[..., 0].sum(), z)[0] for s in solutions))
@@ -375,31 +278,6 @@ def test_float32_is_solved_in_float64(kind):
     assert constraint.relative_violation(draws.double()).max() <= 1e-5
 
 
-def test_variance_gradients_against_finite_differences():
-    # at a feasible mean the multipliers are 0, so that Gauss-Newton and exact projections move alike
-    constraint = curved(0.2, 1, 3)
-    mean = ph.DPPL("orthogonal").project(randn(3), constraint).value
-    for metric in METRICS:
-        inputs = mean.clone().requires_grad_(), rand(3).requires_grad_()
-        layer = ph.DPPL(metric)
-        found = torch.autograd.grad(layer(inputs, constraint).variance.sum(), inputs)
-        assert all(g.isfinite().all() and g.abs().max() > 1e-3 for g in found)
-        assert torch.autograd.gradcheck(lambda *d: layer(d, constraint).variance, inputs, eps=1e-4, atol=1e-5)  # noqa: B023
-
-
-def test_variance_gradients_with_exact_curvature():
-    constraint, layer = curved(0.1), ph.DPPL(curvature="exact")
-    inputs = randn(5).requires_grad_(), rand(5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda *d: layer(d, constraint).variance, inputs, eps=1e-4, atol=1e-5)
-
-
-def test_no_gradient_is_missing_after_backward():
-    mean, raw = randn(4, 5).requires_grad_(), randn(4, 5).requires_grad_()
-    projected = ph.DPPL()((mean, torch.nn.functional.softplus(raw)), curved(0.05))
-    (ph.crps(projected, randn(4, 5)).sum() + projected.rsample((3,)).square().sum()).backward()
-    assert all(leaf.grad.isfinite().all() and leaf.grad.abs().min() > 0 for leaf in (mean, raw))
-
-
 def test_a_point_alone_fares_as_in_a_batch():
     """Deep inside a sphere with unequal variances, where many points need the restart."""
     ball = ph.NonlinearEquality(lambda u: u.square().sum(-1, keepdim=True) - 1)
@@ -413,17 +291,3 @@ def test_a_point_alone_fares_as_in_a_batch():
         torch.testing.assert_close(alone.u, together.u[i], rtol=1e-6, atol=1e-8)
     assert together.done.double().mean() > 0.9
     assert coupled.done.double().mean() > 0.9
-
-
-def test_exact_variance_is_the_same_with_and_without_gradients():
-    ball = ph.NonlinearEquality(lambda u: u.square().sum(-1, keepdim=True) - 1)
-    mean = torch.tensor([2.0, 1.0, 0.5])
-    for cov in (ph.Diagonal(rand(3)), ph.Dense(torch.eye(3) + 0.2 * torch.ones(3, 3).tril(-1))):
-        dist, layer = ph.LocationScale(mean.clone().requires_grad_(), cov), ph.DPPL(curvature="exact")
-        with torch.no_grad():
-            quiet = layer(dist, ball).variance
-        torch.testing.assert_close(layer(dist, ball).variance, quiet)
-        jacobian = torch.stack([torch.autograd.grad(layer(dist, ball).mean[i], dist.loc)[0] for i in range(3)])
-        if isinstance(cov, ph.Dense):  # W does not depend on the mean, so the Jacobian is the tangent
-            expected = (jacobian @ cov.dense() @ jacobian.T).diagonal()
-            torch.testing.assert_close(quiet, expected, rtol=1e-6, atol=1e-9)

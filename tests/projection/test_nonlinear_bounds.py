@@ -24,7 +24,7 @@ def nearest_by_slsqp(z: np.ndarray, variance: np.ndarray, mass: float | None) ->
         rows.append({"type": "eq", "fun": lambda u: u.sum() - mass, "jac": np.ones_like})
     rng, best = np.random.default_rng(0), np.inf
     for _ in range(6):
-        found = minimize(
+        trial = minimize(
             lambda u: float(((u - z) ** 2 / variance).sum()),
             rng.random(len(z)),
             jac=lambda u: 2 * (u - z) / variance,
@@ -33,7 +33,7 @@ def nearest_by_slsqp(z: np.ndarray, variance: np.ndarray, mass: float | None) ->
             method="SLSQP",
             options={"ftol": 1e-13, "maxiter": 300},
         )
-        best = min(best, found.fun) if found.success else best
+        best = min(best, trial.fun) if trial.success else best
     return best
 
 
@@ -44,16 +44,16 @@ def test_a_positive_part_of_the_sphere(metric, mass):
     if mass is not None:
         constraint = constraint & ph.Conservation(torch.ones(5), mass)
     z, variance = 0.6 * randn(12, 5) + 0.4, rand(12, 5)
-    found = ph.DPPL(metric).project(z, constraint, (z, variance.sqrt()))
-    assert found.stats.converged.all()
-    assert (found.value >= 0).all()
-    assert constraint.relative_violation(found.value).max() <= 1e-10
+    solution = ph.DPPL(metric).project(z, constraint, (z, variance.sqrt()))
+    assert solution.stats.converged.all()
+    assert (solution.value >= 0).all()
+    assert constraint.relative_violation(solution.value).max() <= 1e-10
     weight = variance if metric == "oblique" else torch.ones_like(variance)
-    objective = ((found.value - z).square() / weight).sum(-1)
+    objective = ((solution.value - z).square() / weight).sum(-1)
     best = torch.tensor([nearest_by_slsqp(z[k].numpy(), weight[k].numpy(), mass) for k in range(12)])
     assert (objective >= best - 1e-6).all()
     assert (objective <= 1.001 * best + 1e-9).sum() >= 11  # one may end at a nearest point of its neighbourhood only
-    assert found.stats.local
+    assert solution.stats.local
 
 
 def test_gradients_agree_with_finite_differences():
@@ -61,9 +61,9 @@ def test_gradients_agree_with_finite_differences():
     layer = ph.DPPL("orthogonal", curvature="exact")
     z = torch.tensor([[0.8, 0.5, -0.4, 0.3]], requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: layer.project(x, constraint).value, (z,), atol=1e-6)
-    found = layer.project(z, constraint)
-    assert found.value[0, 2] == 0
-    assert found.tangent.variance(ph.Diagonal(torch.ones(4)))[0, 2] == 0
+    solution = layer.project(z, constraint)
+    assert solution.value[0, 2] == 0
+    assert solution.tangent.variance(ph.Diagonal(torch.ones(4)))[0, 2] == 0
 
 
 def test_draws_are_all_feasible_and_moments_are_censored():
@@ -82,9 +82,9 @@ def test_the_porous_medium_law_with_known_values_and_positivity():
     exact = problem.solution(m).flatten(1)
     z = exact + 0.02 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
     constraint = porous_medium_law(problem, m) & ph.NonNegative()
-    found = ph.DPPL().project(z, constraint, (z, torch.full_like(z, 0.02)))
-    assert found.stats.converged.all()
-    assert (found.value >= 0).all()
-    assert constraint.violation(found.value).max() <= 1e-10
-    assert known_values(problem, m).violation(found.value).max() == 0  # substituted, not iterated on
-    assert (found.value - exact).square().mean() < (z - exact).square().mean()
+    solution = ph.DPPL().project(z, constraint, (z, torch.full_like(z, 0.02)))
+    assert solution.stats.converged.all()
+    assert (solution.value >= 0).all()
+    assert constraint.violation(solution.value).max() <= 1e-10
+    assert known_values(problem, m).violation(solution.value).max() == 0  # substituted, not iterated on
+    assert (solution.value - exact).square().mean() < (z - exact).square().mean()

@@ -25,9 +25,9 @@ CASES = [
 def constraints():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    made = {name: make() for name, make in CONSTRAINTS.items()}
+    built = {name: make() for name, make in CONSTRAINTS.items()}
     torch.set_default_dtype(before)
-    return made
+    return built
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -61,8 +61,8 @@ def test_mean_variance_and_draws_agree_with_dense_algebra(constraints, name, kin
     assert projected.stats.converged.shape == projected.mean.shape[:-1]
 
 
-def close(found, expected, tolerance=1e-10):
-    torch.testing.assert_close(found, expected.expand_as(found), rtol=tolerance, atol=tolerance)
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected.expand_as(actual), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -208,9 +208,9 @@ def test_delta_method_error_falls_with_sigma():
     gaps = []
     for scale in (1.0, 0.1, 0.01):
         law = torch.distributions.Laplace(dist.loc, scale * dist.scale)
-        found = ph.DPPL("orthogonal")(law, constraint)
-        sample = found.sample((100_000,), torch.Generator().manual_seed(2))
-        gaps.append(float((sample.quantile(0.9, 0) - found.marginals.icdf(torch.tensor(0.9))).abs().max()))
+        moved = ph.DPPL("orthogonal")(law, constraint)
+        sample = moved.sample((100_000,), torch.Generator().manual_seed(2))
+        gaps.append(float((sample.quantile(0.9, 0) - moved.marginals.icdf(torch.tensor(0.9))).abs().max()))
     assert gaps[1] < 0.15 * gaps[0]
     assert gaps[2] < 0.15 * gaps[1]
 

@@ -27,8 +27,8 @@ def test_vmap_and_jacrev(constraint, metric):
     n = constraint.variables
     mean, stddev = randn(4, n), rand(4, n)
     expected = moments(mean, stddev, constraint, metric)
-    found = torch.func.vmap(lambda m, s: moments(m, s, constraint, metric))(mean, stddev)
-    for a, b in zip(found, expected):
+    actual = torch.func.vmap(lambda m, s: moments(m, s, constraint, metric))(mean, stddev)
+    for a, b in zip(actual, expected):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     # the Jacobian of the projection is the tangent
     jacobian = torch.func.jacrev(lambda m: moments(m, stddev[0], constraint, metric)[0])(mean[0])
@@ -62,8 +62,8 @@ def test_compile_without_graph_breaks(name, compiler):
     inputs = [randn(3, n).requires_grad_(), rand(3, n).requires_grad_()]
     y = randn(3, n)
     expected = torch.autograd.grad(loss(*inputs, y), inputs)
-    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*inputs, y), inputs)
-    for a, b in zip(found, expected):
+    actual = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*inputs, y), inputs)
+    for a, b in zip(actual, expected):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
@@ -136,8 +136,8 @@ def test_matrix_products_keep_full_precision_under_autocast(name):
     mean, stddev = randn(3, n).float(), rand(3, n).float()
     expected = moments(mean, stddev, constraint, "orthogonal")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = moments(mean, stddev, constraint, "orthogonal")
-    for a, b in zip(found, expected):
+        actual = moments(mean, stddev, constraint, "orthogonal")
+    for a, b in zip(actual, expected):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 

@@ -66,8 +66,8 @@ def test_cvxpy_agrees_within_and_at_both_ends(name):
     assert float((LEAST - sums).max()) < 1e-14
     ends = [int((sums - end).abs().lt(1e-12).sum()) for end in (LEAST, MOST)]
     assert min(*ends, len(z) - sum(ends)) >= 3  # all three are met
-    for row, found in zip(z[:12], solution.value):
-        assert np.abs(found.numpy() - oracle(name, row.numpy(), weight.numpy(), a.numpy())).max() < 1e-6
+    for row, value in zip(z[:12], solution.value):
+        assert np.abs(value.numpy() - oracle(name, row.numpy(), weight.numpy(), a.numpy())).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -149,8 +149,8 @@ def test_exact_fields_obey_the_interval_of_their_mass(name):
     parameters = exact.parameters(50, torch.Generator().manual_seed(3))
     fields = exact.solution(parameters).flatten(-2)
     known = exact.physics(parameters, "interval")
-    found = ph.DPPL("orthogonal").project_samples(fields, known)
-    assert bool(found.stats.converged.all())
+    solution = ph.DPPL("orthogonal").project_samples(fields, known)
+    assert bool(solution.stats.converged.all())
     # Stefan's first slice has u(0, 0) = 1 at mass 0, half a cell that the interval allows
-    torch.testing.assert_close(found.value, fields, rtol=0, atol=1e-12)
+    torch.testing.assert_close(solution.value, fields, rtol=0, atol=1e-12)
     assert float(exact.physics(parameters).violation(fields).max()) > 1e-4

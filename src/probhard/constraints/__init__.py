@@ -1,4 +1,4 @@
-"""Constraints: immutable values, structure plus this batch's data; they combine with ``&``."""
+"""Constraints: immutable values that hold structure and this batch's data. They combine with ``&``."""
 
 from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint

@@ -1,4 +1,4 @@
-"""The ball, ``|u - center|_2 <= radius``."""
+"""The Euclidean ball, ``|u - center|_2 <= radius``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ class Ball(NonlinearInequality):
 
     Args:
         radius: A number or (*batch,), not negative.
-        center: The origin unless given, (*batch, n).
+        center: (*batch, n); the origin if None.
+
+    Raises:
+        InfeasibleError: A radius is negative or NaN.
+        ParameterError: The center is not finite.
     """
 
     radius: Tensor
@@ -51,7 +55,7 @@ class Ball(NonlinearInequality):
         return "a search for one multiplier"
 
     def offset(self, u: Tensor) -> Tensor:
-        """``u - center``."""
+        """``u - center`` for u (*batch, n)."""
         return u if self.center is None else u - self.center.to(u)
 
     def excess(self, u: Tensor) -> Tensor:
@@ -62,7 +66,7 @@ class Ball(NonlinearInequality):
         return (size if self.center is None else size + self.center.to(u).norm(dim=-1)).unsqueeze(-1)
 
     def on_slices(self, slices: int, width: int) -> Constraint:
-        return Constraint.on_slices(self, slices, width)  # the norm of every slice has no smooth form at its centre
+        return Constraint.on_slices(self, slices, width)  # the norm of a slice is not smooth at its center
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         center = None if self.center is None else self.center.to(*args, **kwargs)
@@ -74,7 +78,7 @@ class Ball(NonlinearInequality):
 
 
 def _beyond(u: Tensor, radius: Tensor, center: Tensor) -> Tensor:
-    """Half the squared distance beyond the radius: smooth, where the norm is not."""
+    """``(|u - center|^2 - radius^2) / 2``, smooth everywhere, unlike the norm."""
     return 0.5 * ((u - center).square().sum(-1, keepdim=True) - radius.square())
 
 

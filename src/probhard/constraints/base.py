@@ -1,7 +1,7 @@
-"""What every constraint offers: one residual and one excess, used to project, penalise, score and test.
+"""The base class of all constraints: one residual and one excess, used to project, penalise, score and test.
 
-A new constraint is one file. It subclasses ``Constraint`` (or ``Shape``, if rows with auxiliary variables describe it)
-and overrides what it can do; every other room asks these methods and knows no class by name.
+A new constraint is one file. It subclasses ``Constraint``, or ``Shape`` if it consists of rows with auxiliary
+variables, and overrides the methods that it supports. Other packages only call these methods.
 """
 
 from __future__ import annotations
@@ -21,31 +21,50 @@ from probhard._util.tensors import relative
 from probhard.errors import ParameterError, ShapeError
 
 
-def reals(name: str, given: Any) -> Tensor:
-    """The data of a constraint as a real tensor; what is no tensor yet, and whole numbers, in float64."""
-    if not isinstance(given, Tensor):
-        array = np.asarray(given) if hasattr(given, "__array__") else given  # frames, too
+def reals(name: str, values: Any) -> Tensor:
+    """Convert the data of a constraint to a real tensor.
+
+    Args:
+        name: What the data is, for errors.
+        values: A number, an array, a frame or a tensor.
+
+    Returns:
+        A floating-point tensor; float64 unless ``values`` is a floating-point tensor already.
+
+    Raises:
+        ParameterError: The data is complex or not numeric.
+    """
+    if not isinstance(values, Tensor):
+        array = np.asarray(values) if hasattr(values, "__array__") else values  # also frames
         check_real(name, array)  # a cast would drop the imaginary part
         try:
-            given = torch.as_tensor(array, dtype=torch.float64)
+            values = torch.as_tensor(array, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParameterError(
-                f"{name}: got {given!r:.60}.",
+                f"{name}: got {values!r:.60}.",
                 "Constraints are made of real numbers.",
                 "Pass a number, an array or a tensor.",
             ) from error
-    check_real(name, given)
-    return given if given.is_floating_point() else given.to(torch.float64)
+    check_real(name, values)
+    return values if values.is_floating_point() else values.to(torch.float64)
 
 
-def check_real(name: str, given: Any) -> None:
-    """Raise if a tensor, an array or a sparse matrix is complex."""
-    dtype = getattr(given, "dtype", None)
+def check_real(name: str, values: Any) -> None:
+    """Reject complex data.
+
+    Args:
+        name: What the data is, for errors.
+        values: A tensor, an array or a sparse matrix.
+
+    Raises:
+        ParameterError: The data is complex.
+    """
+    dtype = getattr(values, "dtype", None)
     if "complex" in str(dtype):
         raise ParameterError(
             f"{name}: got the dtype {dtype}.",
             "Constraints are made of real numbers.",
-            "Treat real and imaginary parts as variables of their own.",
+            "Treat real and imaginary parts as separate variables.",
         )
 
 
@@ -57,11 +76,11 @@ immutable = dataclass(frozen=True, eq=False, repr=False, init=False)
 
 @immutable
 class Constraint(ABC):
-    """A set of feasible points in n variables, the last dimension; batch dimensions broadcast.
+    """A set of feasible points (*batch, n). Batch dimensions broadcast.
 
     Attributes:
-        role: The field of ``projection.parts.Parts`` that it belongs to: how projectors see it.
-        stored_as: Its name in saved files; None if it cannot be saved as plain values.
+        role: The field of ``projection.parts.Parts`` that holds it.
+        stored_as: Its name in saved files; None if it cannot be saved.
     """
 
     role: ClassVar[str] = ""
@@ -75,7 +94,7 @@ class Constraint(ABC):
     @property
     @abstractmethod
     def variables(self) -> int | None:
-        """Number of variables n, where it is known."""
+        """Number of variables n; None if any number fits."""
 
     @property
     @abstractmethod
@@ -84,36 +103,51 @@ class Constraint(ABC):
 
     @abstractmethod
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The constraint with its data on another device or in another dtype."""
+        """Move the data to a device or dtype; arguments as of ``Tensor.to``."""
 
     def data(self) -> tuple[Tensor, ...]:
-        """This batch's data, each with batch dimensions before its last one."""
+        """This batch's data, each (*batch, k)."""
         return ()
 
     def merged(self, other: Constraint) -> Constraint | None:
-        """One constraint that says what both say; None if they stay side by side under ``&``."""
+        """One constraint equivalent to both; None if ``&`` keeps them as two parts."""
         return None
 
     def on_slices(self, slices: int, width: int) -> Constraint:
-        """The constraint on every slice of a field (slices, width); see ``per_slice``."""
+        """Lift the constraint to every slice of a field; see ``per_slice``.
+
+        Args:
+            slices: Number of slices nt.
+            width: Number of points per slice nx.
+
+        Returns:
+            A constraint on nt * nx variables.
+
+        Raises:
+            ParameterError: The constraint cannot be lifted.
+        """
         raise ParameterError(
             f"per_slice cannot lift a {type(self).__name__}.",
-            "It has no form for every slice of a field.",
+            "It cannot be applied to every slice of a field.",
             "Put the slices into the batch dimensions, or build the field's constraint directly.",
         )
 
     def stored(self) -> tuple[dict[str, Any], Arrays] | None:
-        """Plain values and arrays from which ``restored`` makes the constraint again; None if there are none."""
+        """Plain values and arrays for ``restored``; None if the constraint cannot be saved."""
         return None
 
     @classmethod
     def restored(cls, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Constraint:
-        """The constraint of ``stored`` values and arrays."""
+        """Rebuild a constraint from the values and arrays that ``stored`` returned.
+
+        Raises:
+            NotImplementedError: The constraint cannot be saved.
+        """
         raise NotImplementedError(cls.__name__)
 
     @cached_property
     def plans(self) -> dict[Any, Any]:
-        """What projections derive from this constraint alone, kept while it lives."""
+        """Cache of what projections derive from this constraint alone."""
         return {}
 
     def _set(self, **fields: Any) -> None:
@@ -122,30 +156,30 @@ class Constraint(ABC):
             object.__setattr__(self, name, value)
 
     def _copy(self, **changes: Any) -> Self:
-        """A copy with other data of the same shapes; nothing is checked again."""
+        """A copy with other data of the same shapes, without validation."""
         twin = copy.copy(self)
         vars(twin).pop("plans", None)
         twin._set(**changes)
         return twin
 
     def residual(self, u: Tensor) -> Tensor:
-        """Equality residuals (*batch, q); 0 exactly where u satisfies them."""
+        """Equality residuals (*batch, q) at u (*batch, n); 0 where satisfied."""
         return u[..., :0]
 
     def scale(self, u: Tensor) -> Tensor:
-        """Magnitudes (*batch, q) against which a residual counts as rounding."""
+        """Size of the terms that cancel in each residual, (*batch, q)."""
         return u[..., :0]
 
     def excess(self, u: Tensor) -> Tensor:
-        """Inequality functions (*batch, p); feasible where none is positive."""
+        """Inequality functions (*batch, p) at u (*batch, n); satisfied where not positive."""
         return u[..., :0]
 
     def excess_scale(self, u: Tensor) -> Tensor:
-        """Magnitudes (*batch, p) against which an excess counts as rounding."""
+        """Size of the terms that cancel in each excess, (*batch, p)."""
         return u[..., :0]
 
     def resolve(self, n: int) -> Constraint:
-        """The constraint for n variables, in the simplest terms: sets of any size get their rows, rows their kind."""
+        """The constraint for n variables in its simplest form, such as rows and bounds."""
         return self
 
     def parts(self) -> tuple[Constraint, ...]:
@@ -153,44 +187,72 @@ class Constraint(ABC):
         return (self,)
 
     def linear_part(self) -> Constraint:
-        """The linear equalities among the constraints, all that ProbConserv uses."""
+        """The linear equalities, which are all that ProbConserv uses.
+
+        Raises:
+            ParameterError: There are none.
+        """
         raise ParameterError(
             "This constraint has no linear part.",
             "ProbConserv projects on linear equalities alone.",
-            "Join it with the linear law by '&', or use probhard-inf.",
+            "Join it with a linear equality by '&', or use probhard-inf.",
         )
 
     def violation(self, u: Tensor) -> Tensor:
-        """Largest absolute residual or positive excess, (*batch,)."""
+        """Largest absolute residual or positive excess of u (*batch, n), (*batch,).
+
+        Raises:
+            ShapeError: u does not have n variables.
+        """
         self.check_event(u, "The point")
         return _largest(u, self.residual(u).abs(), self.excess(u).clamp(min=0))
 
     def relative_violation(self, u: Tensor, size: Tensor | None = None) -> Tensor:
-        """Largest violation relative to the size of the terms that should cancel, (*batch,).
+        """Largest violation relative to the size of the terms that cancel.
 
-        ``size`` (*batch, 1) is a magnitude of the numbers that u was computed from: terms smaller than a millionth of
-        it count as that large, so that the rounding of a sum of zeros is rounding.
+        Args:
+            u: Points, (*batch, n).
+            size: Magnitude of the numbers that u was computed from, (*batch, 1). Terms below a millionth of it
+                count as that large, so that a sum of zeros has a tolerance.
+
+        Returns:
+            The violations, (*batch,).
+
+        Raises:
+            ShapeError: u does not have n variables.
         """
         self.check_event(u, "The point")
         equal = relative(self.residual(u), self.scale(u), size)
         return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), size))
 
     def penalty(self, u: Tensor) -> Tensor:
-        """Squared residuals and positive excesses, summed, (*batch,)."""
+        """Sum of squared residuals and squared positive excesses of u (*batch, n), (*batch,).
+
+        Raises:
+            ShapeError: u does not have n variables.
+        """
         self.check_event(u, "The point")
         return self.residual(u).square().sum(-1) + self.excess(u).clamp(min=0).square().sum(-1)
 
     def check_event(self, u: Tensor, name: str) -> None:
-        """Raise unless the last dimension of u has n variables."""
+        """Check the number of variables.
+
+        Args:
+            u: Points, (*batch, n).
+            name: What they are, for errors.
+
+        Raises:
+            ShapeError: The last dimension of u does not have n variables.
+        """
         if self.variables is not None and (u.dim() == 0 or u.shape[-1] != self.variables):
             raise ShapeError(
                 f"{name} has shape {tuple(u.shape)}, the constraint {self.variables} variables.",
-                "The event is the last dimension.",
+                "The last dimension holds the variables.",
                 f"Flatten or transpose so that the last dimension is {self.variables}; fields flatten time-major.",
             )
 
     def __and__(self, other: object) -> Any:
-        from probhard.constraints.intersection import join  # it builds on this module
+        from probhard.constraints.intersection import join  # it imports this module
 
         return join(self, other)
 
@@ -203,7 +265,7 @@ def _largest(u: Tensor, *parts: Tensor) -> Tensor:
 
 
 def joined(parts: list[Tensor], u: Tensor) -> Tensor:
-    """Residuals or excesses (*batch, k) of several parts, one after the other."""
+    """Concatenate residuals or excesses (*batch, k) of several parts at u (*batch, n)."""
     parts = [part for part in parts if part.shape[-1]]
     if not parts:
         return u[..., :0]
@@ -212,12 +274,16 @@ def joined(parts: list[Tensor], u: Tensor) -> Tensor:
 
 
 def same_variables(first: Constraint, second: Constraint) -> int | None:
-    """The number of variables that two constraints speak of."""
+    """The number of variables of two constraints, None if neither fixes it.
+
+    Raises:
+        ShapeError: The numbers differ.
+    """
     known = [c.variables for c in (first, second) if c.variables is not None]
     if len(known) == 2 and known[0] != known[1]:
         raise ShapeError(
             f"'&' got constraints on {known[0]} and {known[1]} variables.",
-            "They must speak of the same event.",
+            "Constraints joined by '&' apply to the same variables.",
             "Lift the smaller one, for instance with per_slice.",
         )
     return known[0] if known else None

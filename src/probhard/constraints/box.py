@@ -20,11 +20,12 @@ class Box(Constraint):
     """``lower <= u <= upper``.
 
     Args:
-        lower: None, a number, or (*batch, n); -inf where there is none.
-        upper: None, a number, or (*batch, n); inf where there is none.
+        lower: None, a number, or (*batch, n); -inf for no bound.
+        upper: None, a number, or (*batch, n); inf for no bound.
 
     Raises:
-        InfeasibleError: A lower bound lies above its upper bound.
+        InfeasibleError: A lower bound is above its upper bound.
+        ParameterError: A bound is NaN or not a number.
         ShapeError: The bounds do not broadcast.
     """
 
@@ -41,7 +42,7 @@ class Box(Constraint):
         except RuntimeError as error:
             raise ShapeError(
                 f"The lower bounds have shape {tuple(self.lower.shape)}, the upper ones {tuple(self.upper.shape)}.",
-                "Both belong to the same variables and must broadcast, from the right.",
+                "Both bound the same variables, so their shapes must broadcast.",
                 "Give each the shape (*batch, n) or (n,), or one number.",
             ) from error
         self._set(_size=shape[-1] if shape else None)
@@ -53,7 +54,7 @@ class Box(Constraint):
                 where = f" for entry {at} of the bounds" if at else ""
                 raise InfeasibleError(
                     f"The lower bound {low:.6g} is above the upper bound {high:.6g}{where}.",
-                    "The box has no point there.",
+                    "The box is empty.",
                     "Swap the bounds, or relax one of them.",
                 )
 
@@ -80,7 +81,7 @@ class Box(Constraint):
         return self._copy(lower=self.lower.to(*args, **kwargs), upper=self.upper.to(*args, **kwargs))
 
     def merged(self, other: Constraint) -> Constraint | None:
-        """Both boxes at once: the tighter bounds."""
+        """The intersection of two boxes: the tighter bounds."""
         if not isinstance(other, Box):
             return None
         lower = torch.maximum(*_together(self.lower, other.lower))
@@ -112,12 +113,11 @@ class NonNegative(Box):
 
 
 def _bound(value: Any, missing: float, name: str) -> Tensor:
-    given = missing if value is None else value
-    bound = reals(f"The {name} bound", given)
+    bound = reals(f"The {name} bound", missing if value is None else value)
     if checking() and bool(torch.isnan(bound).any()):
         raise ParameterError(
             f"The {name} bound has {int(torch.isnan(bound).sum())} NaN entries.",
-            "Nothing can be compared with them.",
+            "No value can be compared with NaN.",
             "Use -inf or inf where there is no bound.",
         )
     return bound

@@ -1,8 +1,8 @@
-"""Conservation of an integral: ``sum_i weights_i u_i = mass``, of one profile; ``per_slice`` lifts it to a field.
+"""Conservation of an integral along a profile, ``sum_i weights_i u_i = mass``; ``per_slice`` lifts it to a field.
 
 With trapezoid weights it is the discrete integral of a conservation law (paper, section "Enforcing Conservation Laws
-in PDEs"); the right-hand side comes from the caller. Fields flatten time-major, n = nt * nx. Across a jump the rule is
-of first order only: it takes a fall at s for one in the middle of its cell, so that fields with this mass have the sum
+in PDEs"). The caller supplies the mass. Across a jump the trapezoid rule is only first-order accurate: it puts a fall
+at s in the middle of its cell. A profile with this mass then has the sum
 
     sum_i weights_i u_i = mass + fall * (middle - s).
 """
@@ -23,7 +23,12 @@ from probhard.rows.system import LinearSystem
 
 
 def trapezoid_weights(grid: Tensor) -> Tensor:
-    """Weights (n,) of the trapezoid rule on increasing grid points (n,)."""
+    """Weights (n,) of the trapezoid rule on increasing grid points (n,).
+
+    Raises:
+        ShapeError: The grid is not one-dimensional or has fewer than two points.
+        ParameterError: The grid points do not increase.
+    """
     if grid.dim() != 1 or grid.shape[0] < 2:
         raise ShapeError(
             f"The grid has shape {tuple(grid.shape)}.",
@@ -42,12 +47,18 @@ def trapezoid_weights(grid: Tensor) -> Tensor:
 
 
 def jump_excess(grid: Tensor, place: Tensor, fall: Tensor) -> Tensor:
-    """By how much the trapezoid sum of a profile that falls at a place exceeds its integral, (*batch,); 0 off the grid.
+    """Trapezoid sum minus integral of a profile with a jump.
 
     Args:
         grid: Increasing points, (n,); a point at the jump has the value before it.
-        place: Where the jump is, (*batch,).
-        fall: The value before the jump less that behind it, (*batch,).
+        place: Position of the jump, (*batch,).
+        fall: Value before the jump minus value after it, (*batch,).
+
+    Returns:
+        The excess of the sum, (*batch,); 0 for jumps outside the grid.
+
+    Raises:
+        ParameterError: A place or fall is not finite.
     """
     if checking():
         check_finite("The place of a jump", place)
@@ -63,7 +74,11 @@ class Conservation(LinearEquality):
 
     Args:
         weights: Quadrature weights, (n,); see ``trapezoid_weights``.
-        mass: What the weighted sum must be, (*batch,).
+        mass: Required value of the weighted sum, (*batch,).
+
+    Raises:
+        ShapeError: The weights are not one vector.
+        ParameterError: The weights are all zero, or a number is not finite.
     """
 
     weights: Tensor
@@ -84,14 +99,24 @@ class Conservation(LinearEquality):
 
     @classmethod
     def trapezoid(cls, grid: Tensor, mass: Any, jump: tuple[Any, Any] | None = None) -> Conservation:
-        """The integral over a grid by the trapezoid rule; a jump is given by the arguments of ``jump_excess``."""
+        """Conserve the integral over a grid, by the trapezoid rule.
+
+        Args:
+            grid: Increasing points, (n,).
+            mass: The integral, (*batch,).
+            jump: ``(place, fall)`` of a jump, as in ``jump_excess``; None for smooth profiles.
+
+        Raises:
+            ShapeError: The grid, or the shapes of mass and jump, do not fit.
+            ParameterError: The grid does not increase, or a number is not finite.
+        """
         weights = trapezoid_weights(grid)
         if jump is not None:
             parts = jump if isinstance(jump, tuple | list) else (jump,)
-            given = [torch.as_tensor(part, dtype=weights.dtype) for part in (mass, *parts)]
-            shapes = [tuple(part.shape) for part in given]
+            numbers = [torch.as_tensor(part, dtype=weights.dtype) for part in (mass, *parts)]
+            shapes = [tuple(number.shape) for number in numbers]
             try:
-                mass, place, fall = torch.broadcast_tensors(*given)
+                mass, place, fall = torch.broadcast_tensors(*numbers)
             except (RuntimeError, ValueError) as error:
                 raise ShapeError(
                     f"The mass and the parts of its jump have the shapes {', '.join(map(str, shapes))}.",
@@ -103,16 +128,24 @@ class Conservation(LinearEquality):
 
 
 def conservation_blocks(weights: Tensor, row_count: int) -> LinearSystem:
-    """One conservation row per block of variables, made ready once for each tensor of weights."""
+    """One conservation row per block of variables, cached for each tensor of weights.
+
+    Args:
+        weights: Quadrature weights of a block, (n,).
+        row_count: Number of blocks.
+
+    Raises:
+        ParameterError: The weights are all zero or not finite.
+    """
 
     def build() -> LinearSystem:
         if checking():
             check_finite("The conservation weights", weights)
             if not bool((weights != 0).any()):
                 raise ParameterError(
-                    "All conservation weights are zero.", "The row says nothing.", "Check the grid spacing."
+                    "All conservation weights are zero.", "The row constrains nothing.", "Check the grid spacing."
                 )
-        # a copy: what is remembered must not keep the caller's tensor alive
+        # a copy: the cache must not keep the caller's tensor alive
         return LinearSystem.blocks(weights if weights.requires_grad else weights.clone(), row_count)
 
     return build() if weights.requires_grad else remembered(weights, row_count, build)

@@ -1,10 +1,9 @@
 """Any convex set that cvxpy can describe: ``describe(u, *args)`` is a list of cvxpy constraints.
 
-The description is read once for each number of variables and shapes of data; this batch's data are passed as
-parameters, so the constraints must be affine in them wherever they meet u (cvxpy's DPP rules). Affine equalities that
-hold no parameters become rows ``A u = b``; everything else is evaluated by cvxpy, one point after the other and
-without gradients: exact, for any cone, but slow. Join functions that are defined for u >= 0 alone, such as entropies,
-with ``NonNegative()``: a rounding below 0 would be outside their domain.
+The description is compiled once for each number of variables and shapes of data. This batch's data are parameters, so
+the constraints must follow cvxpy's DPP rules. Affine equalities without parameters become rows ``A u = b``. cvxpy
+evaluates everything else point by point and without gradients: exact for any cone, but slow. Join functions that are
+only defined for u >= 0, such as entropies, with ``NonNegative()``: a rounding error below 0 would leave their domain.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ _KNOWN: Recent[ProgramStructure] = Recent()  # by description
 
 
 def cvx(name: str) -> Any:
-    """A module of the optional dependencies of convex programs."""
+    """Import a module that convex programs need.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
     return optional(name, "cvx", "ConvexProgram")
 
 
@@ -37,11 +40,15 @@ class ConvexProgram(Constraint):
     """The points u that satisfy ``describe(u, *args)``, a list of convex cvxpy constraints.
 
     Args:
-        describe: Maps a ``cvxpy.Variable`` of n entries, and one ``cvxpy.Parameter`` for each of ``args``, to
-            constraints. Define it once: a new function is read and compiled anew.
+        describe: Maps a ``cvxpy.Variable`` (n,) and one ``cvxpy.Parameter`` per entry of ``args`` to constraints.
+            Define it once: every new function object is compiled again.
         variables: Number of variables n.
         args: This batch's data, each (*batch, *own shape).
-        parameters: Own shapes of ``args``, such as ``((), (3,))`` for a number and three of them.
+        parameters: Own shapes of ``args``, such as ``((), (3,))`` for a number and a vector of 3.
+
+    Raises:
+        ParameterError: The description is not convex (DCP), not DPP, or has variables of its own.
+        ShapeError: The data does not fit ``parameters``, or does not broadcast.
     """
 
     role: ClassVar[str] = "convex_programs"
@@ -61,7 +68,7 @@ class ConvexProgram(Constraint):
         if len(args) != len(shapes):
             raise ShapeError(
                 f"ConvexProgram got {len(args)} args and {len(shapes)} shapes of parameters.",
-                "Each of args has an own shape, which tells its batch dimensions apart.",
+                "The own shape of each argument separates it from the batch dimensions.",
                 "Pass parameters=((), (3,)) for a number and a vector of 3 per batch element.",
             )
         self._set(args=tuple(_data(value, shape, i) for i, (value, shape) in enumerate(zip(args, shapes))))
@@ -70,7 +77,7 @@ class ConvexProgram(Constraint):
         except RuntimeError as error:
             raise ShapeError(
                 f"The args have batch shapes {[tuple(batch) for batch in self._batches(shapes)]}.",
-                "They belong to one batch and must broadcast, from the right.",
+                "They belong to one batch, so their shapes must broadcast.",
                 "Give them the same leading dimensions.",
             ) from error
         compiled = _structure(describe, int(variables), shapes)
@@ -124,7 +131,7 @@ class ConvexProgram(Constraint):
         return 1 + u.abs().amax(-1, keepdim=True)
 
     def _evaluated(self, u: Tensor, excess: bool) -> Tensor:
-        """What cvxpy says at each point: violations, or residuals of the equalities that hold parameters."""
+        """Violations by cvxpy at each point, or residuals of the equalities with parameters."""
         structure = self.compiled
         lead = broadcast(u.shape[:-1], self.batch_shape)
         count = len(structure.inequalities) if excess else structure.evaluated
@@ -140,7 +147,16 @@ class ConvexProgram(Constraint):
 
 
 class ProgramStructure:
-    """A description made ready: its constraints by kind, and the rows of those equalities that never change."""
+    """A compiled description: its constraints by kind, and the rows of equalities without parameters.
+
+    Args:
+        describe: The description of a ``ConvexProgram``.
+        variables: Number of variables n.
+        shapes: Own shapes of the parameters.
+
+    Raises:
+        ParameterError: The description is not convex (DCP), not DPP, or has variables of its own.
+    """
 
     def __init__(self, describe: Callable[..., Any], variables: int, shapes: Shapes) -> None:
         cp = cvx("cvxpy")
@@ -160,7 +176,18 @@ class ProgramStructure:
         self.equations = np.concatenate(matrices), np.concatenate(offsets)  # A (q, n) and b (q,)
 
     def constraints(self, u: Any, parameters: list[Any]) -> list[Any]:
-        """The description of a variable, checked."""
+        """Call the description and check its constraints.
+
+        Args:
+            u: A ``cvxpy.Variable`` (n,).
+            parameters: One ``cvxpy.Parameter`` per argument.
+
+        Returns:
+            cvxpy constraints.
+
+        Raises:
+            ParameterError: They are not convex (DCP), not DPP, or have variables of their own.
+        """
         cp = cvx("cvxpy")
         described = self.describe(u, *parameters)
         described = list(described) if isinstance(described, list | tuple) else [described]
@@ -173,8 +200,8 @@ class ProgramStructure:
             )
         if any(v.id != u.id for c in described for v in c.variables()):
             raise ParameterError(
-                "describe made variables of its own.",
-                "Feasibility is checked at u alone.",
+                "describe created variables of its own.",
+                "Feasibility is checked at u, where their values are unknown.",
                 "Write the set with cvxpy's atoms, such as norm, norm1, max and sum_squares.",
             )
         for rule, name in ((lambda c: c.is_dcp(), "convex (DCP)"), (lambda c: c.is_dcp(dpp=True), "DPP")):
@@ -188,7 +215,16 @@ class ProgramStructure:
         return described
 
     def at(self, u: np.ndarray, data: list[np.ndarray], excess: bool) -> np.ndarray:
-        """The largest violation of each inequality at one point, or residuals of equalities with parameters."""
+        """Evaluate the constraints at one point.
+
+        Args:
+            u: The point, (n,).
+            data: Values of the parameters.
+            excess: Evaluate inequalities; else equalities with parameters.
+
+        Returns:
+            The largest violation of each inequality, or all residuals.
+        """
         self._u.value = u
         for parameter, value in zip(self._parameters, data):
             parameter.value = value
@@ -206,18 +242,18 @@ def _slope(expression: Any, u: Any) -> np.ndarray:
 
 
 def _structure(describe: Callable[..., Any], variables: int, shapes: Shapes) -> ProgramStructure:
-    """The structure of a description, made once while it is remembered."""
+    """The compiled description, from an LRU cache."""
     return _KNOWN.get((describe, variables, shapes), lambda: ProgramStructure(describe, variables, shapes))
 
 
 def _data(value: Any, shape: tuple[int, ...], index: int) -> Tensor:
-    given = reals(f"Argument {index} of the program", value)
-    if given.shape[max(0, given.dim() - len(shape)) :] != shape:
+    data = reals(f"Argument {index} of the program", value)
+    if data.shape[max(0, data.dim() - len(shape)) :] != shape:
         raise ShapeError(
-            f"Argument {index} of the program has shape {tuple(given.shape)}, its parameter {shape}.",
+            f"Argument {index} of the program has shape {tuple(data.shape)}, its parameter {shape}.",
             "Batch dimensions lead, (*batch, *own shape).",
             "Correct parameters, or reshape the data.",
         )
     if checking():
-        check_finite(f"Argument {index} of the program", given)
-    return given
+        check_finite(f"Argument {index} of the program", data)
+    return data

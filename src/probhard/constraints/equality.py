@@ -19,7 +19,7 @@ from probhard.rows.maps import DenseMap
 from probhard.rows.presolve import dependent_rows
 from probhard.rows.system import LinearSystem
 
-_SYSTEMS: Any = WeakTensorKeyDictionary()  # systems made from tensors seen before, while these live
+_SYSTEMS: Any = WeakTensorKeyDictionary()  # cache of systems by tensor, while the tensor lives
 
 
 @immutable
@@ -29,7 +29,13 @@ class LinearEquality(Constraint):
     Args:
         A: Rows, (q, n) or (*batch, q, n); dense or torch sparse, a numpy array or scipy sparse matrix.
         b: Right-hand sides, (*batch, q), or one number for all rows.
-        rank: ``"strict"`` refuses redundant rows, ``"reveal"`` drops them. Contradictions are always refused.
+        rank: ``"strict"`` rejects redundant rows, ``"reveal"`` drops them.
+
+    Raises:
+        ShapeError: A and b do not fit.
+        RankError: Rows are redundant and ``rank`` is ``"strict"``.
+        InfeasibleError: Rows contradict each other.
+        ParameterError: A number is complex or not finite, or a sparse A requires a gradient.
     """
 
     role: ClassVar[str] = "linear"
@@ -69,7 +75,7 @@ class LinearEquality(Constraint):
         self._check_redundancy()
 
     def replace(self, b: Any) -> LinearEquality:
-        """The same rows with another batch's right-hand sides."""
+        """The same rows with other right-hand sides b (*batch, q); raises as the class."""
         return LinearEquality(self.system, b, self.rank)
 
     @property
@@ -78,7 +84,7 @@ class LinearEquality(Constraint):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Batch dimensions of the rows and right-hand sides together."""
+        """Batch dimensions that A and b broadcast to."""
         return broadcast(self.system.batch_shape, self.b.shape[:-1])
 
     @property
@@ -92,7 +98,7 @@ class LinearEquality(Constraint):
 
     @property
     def A(self) -> Tensor:  # noqa: N802 - the paper's name
-        """The rows as one dense matrix, (*batch, q, n)."""
+        """The rows as a dense matrix, (*batch, q, n)."""
         return self.system.map.at(self.b).dense()
 
     def residual(self, u: Tensor) -> Tensor:
@@ -116,14 +122,18 @@ class LinearEquality(Constraint):
         return relative(rows.apply(u) - b, rows.magnitude(u) + b.abs(), size).amax(-1)
 
     def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:
-        """Rows, right-hand sides and held variables as they enter a combination with ``&``."""
+        """Rows (q, n), right-hand sides (*batch, q) and held variables (k,), to be stacked by ``&``.
+
+        Raises:
+            ParameterError: The rows differ between batch elements.
+        """
         matrix = self.system.matrix
         if matrix is None:
             rows = self.A
             if rows.dim() > 2:
                 raise ParameterError(
                     "Rows that differ between batch elements cannot be combined with '&'.",
-                    "The combined structure is found once for all elements.",
+                    "All elements share one combined structure.",
                     "Concatenate the matrices along their rows and build one LinearEquality.",
                 )
             matrix = sp.csr_array(rows.detach().cpu().double().numpy())
@@ -149,7 +159,7 @@ class LinearEquality(Constraint):
         return LinearEquality(system, torch.from_numpy(arrays["b"]), values["rank"])
 
     def merged(self, other: Constraint) -> Constraint | None:
-        """The rows of both."""
+        """Both systems stacked."""
         if not isinstance(other, LinearEquality):
             return None
         (first, b1, held1), (second, b2, held2) = self.stackable(), other.stackable()
@@ -193,14 +203,14 @@ class LinearEquality(Constraint):
 
 
 def _system_of(matrix: Any) -> LinearSystem:
-    """The rows of a matrix made ready: shared ones once, batched ones and trained ones as they are."""
+    """Analyse the rows of a matrix: cached if shared, not analysed if batched or trained."""
     if not isinstance(matrix, Tensor):
         return _shared_system(sp.csr_array(matrix))
     if matrix.layout != torch.strided:
         if matrix.requires_grad:
             raise ParameterError(
                 "A sparse A requires a gradient.",
-                "The values of sparse rows are read once, as constants, so it would never be trained.",
+                "Sparse rows are read as constants, so it would never be trained.",
                 "Pass a dense A, or A.detach().",
             )
         return remembered(matrix, "rows", lambda: _shared_system(scipy_from_sparse(matrix)))
@@ -216,7 +226,13 @@ def _shared_system(rows: sp.csr_array) -> LinearSystem:
 
 
 def remembered(tensor: Tensor, use: Any, build: Callable[[], Any]) -> Any:
-    """What was built from a tensor for a use, kept while the tensor lives and is not changed in place."""
+    """Build something from a tensor, cached until the tensor is freed or changed in place.
+
+    Args:
+        tensor: The tensor.
+        use: Key for the kind of object.
+        build: Called if there is no cached object.
+    """
     if not checking():
         return build()
     known = _SYSTEMS.setdefault(tensor, {})
@@ -227,7 +243,7 @@ def remembered(tensor: Tensor, use: Any, build: Callable[[], Any]) -> Any:
 
 
 def real_matrix(name: str, matrix: Any) -> Any:
-    """Dense or sparse rows of real numbers; integers become float64."""
+    """Check and convert rows, integers to float64; raises ParameterError if they are not real."""
     if not sp.issparse(matrix):
         return reals(name, matrix)
     check_real(name, matrix)
@@ -235,7 +251,7 @@ def real_matrix(name: str, matrix: Any) -> Any:
 
 
 def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:
-    """A torch sparse matrix (q, n) as a scipy one in float64."""
+    """Convert a torch sparse matrix (q, n) to scipy, in float64; raises ShapeError if it is batched."""
     if matrix.dim() != 2:
         raise ShapeError(
             f"A sparse A has shape {tuple(matrix.shape)}.",
@@ -248,7 +264,7 @@ def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:
 
 
 def _check_batched(matrix: Tensor) -> None:
-    """Finite entries and full row rank of every batch element, in eager mode."""
+    """Check that entries are finite and every batch element has full row rank; eager mode only."""
     if not checking():
         return
     check_finite("The matrix A", matrix)

@@ -1,7 +1,6 @@
 """Coherent sums: every aggregate equals the sum of its bottom series, ``[I | -S] u = 0`` (paper, equation "tscons").
 
-Rows are rewritten as sums of direct children (``rows.children``): trees then cost O(n), and crossed hierarchies keep
-small blocks.
+Rows are rewritten as sums of direct children (``rows.children``), so that a projection on a tree costs O(n).
 """
 
 from __future__ import annotations
@@ -28,10 +27,14 @@ class Hierarchy(LinearEquality):
     """Coherence of n series with m bottom series; aggregates come first.
 
     Args:
-        S: Summation matrix (n, m), its last m rows the identity; dense, sparse, numpy, scipy, or a frame of numbers.
+        S: Summation matrix (n, m), its last m rows the identity; torch, numpy, scipy, or a numeric frame.
         names: Labels of the n series, for errors and ``index``.
         tags: Level name to the labels of its nodes.
-        immutable: Nodes (numbers or labels) whose own forecasts must not be moved. See also ``fix``.
+        immutable: Nodes (numbers or labels) whose forecasts must not change. See also ``fix``.
+
+    Raises:
+        ShapeError: S has no aggregate, or the number of names differs from n.
+        ParameterError: S is not a summation matrix, or a node does not exist.
     """
 
     stored_as: ClassVar[str | None] = "hierarchy"
@@ -78,7 +81,7 @@ class Hierarchy(LinearEquality):
         return self.aggregates + self.bottoms
 
     def index(self, node: int | str) -> int:
-        """Number of a node given by its number or label."""
+        """Number of a node from its number or label; raises ParameterError if there is none."""
         if isinstance(node, str):
             if self.names is None or node not in self.names:
                 raise ParameterError(
@@ -96,15 +99,14 @@ class Hierarchy(LinearEquality):
         return int(node) % self.nodes
 
     def fix(self, nodes: Sequence[int | str], values: Any) -> LinearEquality:
-        """Coherence with some nodes fixed to given values (*batch, len(nodes)): a budget, a contract, a plan."""
+        """Coherence with nodes (numbers or labels) fixed to values (*batch, len(nodes)), such as a budget."""
         columns = np.asarray([self.index(node) for node in nodes], dtype=np.int64)
-        pick = sp.csr_array(
-            (np.ones(len(columns)), (np.arange(len(columns)), columns)), shape=(len(columns), self.nodes)
-        )
+        count = len(columns)
+        pick = sp.csr_array((np.ones(count), (np.arange(count), columns)), shape=(count, self.nodes))
         return self & LinearEquality(pick, values)
 
     def aggregate(self, bottom: Tensor) -> Tensor:
-        """All n series (..., n) from the bottom ones (..., m)."""
+        """All series (*batch, n) from the bottom ones (*batch, m); raises ShapeError unless there are m."""
         if bottom.dim() == 0 or bottom.shape[-1] != self.bottoms:
             raise ShapeError(
                 f"aggregate() got {tuple(bottom.shape)}, the hierarchy has {self.bottoms} bottom series.",
@@ -128,10 +130,15 @@ class Hierarchy(LinearEquality):
 
     @classmethod
     def from_frame(cls, frame: Any, spec: Sequence[Sequence[str]], **options: Any) -> Hierarchy:
-        """From a pandas or polars frame of key columns, and the levels as lists of keys.
+        """Build the hierarchy from a frame of key columns.
 
-        ``spec`` is Nixtla's: ``[["Country"], ["Country", "State"], ["Country", "State", "Purpose"]]``; the last level
-        is the bottom. Labels are joined by "/" and sorted within a level; rows with the same keys are one series.
+        Args:
+            frame: pandas or polars. Rows with the same keys are one series.
+            spec: Nixtla's levels, the bottom last: ``[["Country"], ["Country", "State"]]``. Labels join keys by "/".
+            options: Further arguments of the class.
+
+        Raises:
+            ParameterError: Keys are missing, not in the last level, or give two nodes one label.
         """
         table = nw.from_native(frame, eager_only=True)
         missing = sorted({key for level in spec for key in level} - set(table.columns))
@@ -145,27 +152,27 @@ class Hierarchy(LinearEquality):
         if set(keys) - set(spec[-1]):
             raise ParameterError(
                 f"The last level {list(spec[-1])} does not hold the keys {sorted(set(keys) - set(spec[-1]))}.",
-                "It is the bottom: every other level groups it.",
+                "It is the bottom level: every other level groups it.",
                 "Add the missing keys to the last level.",
             )
         distinct = table.select(list(spec[-1])).unique().sort(list(spec[-1]))
         if any(distinct.get_column(key).is_null().any() for key in spec[-1]):
             raise ParameterError(
                 "A key column has missing values.",
-                "A series without a place in the hierarchy cannot be summed.",
+                "A series with a missing key has no parent.",
                 "Fill or drop those rows.",
             )
         columns = {key: [str(v) for v in distinct.get_column(key).to_list()] for key in spec[-1]}
         tuples = {"/".join(level): list(zip(*(columns[key] for key in level))) for level in spec}
         labels = {name: ["/".join(parts) for parts in level] for name, level in tuples.items()}
         for name, level in tuples.items():
-            whose: dict[str, tuple[str, ...]] = {}
+            owners: dict[str, tuple[str, ...]] = {}
             for label, parts in zip(labels[name], level):
-                if whose.setdefault(label, parts) != parts:
+                if owners.setdefault(label, parts) != parts:
                     raise ParameterError(
-                        f"The keys {whose[label]} and {parts} of the level {name!r} have one label, {label!r}.",
-                        "Labels join keys by '/', so these nodes could not be told apart.",
-                        "Write another character in place of '/' in the keys.",
+                        f"The keys {owners[label]} and {parts} of the level {name!r} have one label, {label!r}.",
+                        "Labels join keys by '/', so these nodes would be the same.",
+                        "Replace '/' in the keys by another character.",
                     )
         tags = {level: sorted(set(nodes)) for level, nodes in labels.items()}
         bottom = list(labels.values())[-1]
@@ -174,17 +181,22 @@ class Hierarchy(LinearEquality):
 
     @classmethod
     def from_tags(cls, tags: Mapping[str, Sequence[str]], S: Any = None, **options: Any) -> Hierarchy:
-        """From Nixtla's tags, ``{"Country/State": ["Australia/NSW", ...], ...}``, the bottom level last.
+        """Build the hierarchy from Nixtla's tags. Grouped levels such as "Country/Purpose" work too.
 
-        Labels are read against their level's keys, so grouped levels such as "Country/Purpose" work too. With ``S``
-        the tags only name its rows.
+        Args:
+            tags: ``{"Country/State": ["Australia/NSW", ...], ...}``, the bottom level last.
+            S: Summation matrix (n, m), whose rows the tags then name.
+            options: Further arguments of the class.
+
+        Raises:
+            ParameterError: Labels do not match the keys of their level, or are missing or repeated.
         """
         levels = {level: [str(node) for node in nodes] for level, nodes in tags.items()}
         if S is not None:
             names = [node for nodes in levels.values() for node in nodes]
             return cls(S, names=names, tags=levels, **options)
         if not levels:
-            raise ParameterError("There are no tags.", "They name the levels.", "Pass at least the bottom level.")
+            raise ParameterError("There are no tags.", "Tags name the levels.", "Pass at least the bottom level.")
         *_, (bottom_level, bottoms) = levels.items()
         keys = bottom_level.split("/")
         parts = [node.split("/") for node in bottoms]
@@ -212,7 +224,7 @@ class Hierarchy(LinearEquality):
     def _from_labels(
         cls, labels: Mapping[str, Sequence[str]], tags: Mapping[str, Sequence[str]], **options: Any
     ) -> Hierarchy:
-        """From each bottom's label at every level, and the nodes of every level in their order."""
+        """Build from the label of each bottom series at every level, and the ordered nodes of every level."""
         blocks = []
         for level, nodes in tags.items():
             position = {node: i for i, node in enumerate(nodes)}
@@ -222,7 +234,7 @@ class Hierarchy(LinearEquality):
                 fault = f"misses {unknown[:3]}" if unknown else f"lists {idle[:3]} without a bottom series"
                 raise ParameterError(
                     f"The level {level!r} {fault if unknown or idle else 'lists a node twice'}.",
-                    "Its rows of S would not add up to the total.",
+                    "The rows of S for this level would not add up to the total.",
                     "List every node of the level once.",
                 )
             row = [position[node] for node in labels[level]]
@@ -261,7 +273,7 @@ def _check_summation(summation: sp.csr_array, names: tuple[str, ...] | None) -> 
         return f"{row}" if names is None else f"{row} ({names[row]!r})"
 
     if not np.isfinite(summation.data).all():
-        raise ParameterError("S has NaN or infinite entries.", "It says which series add up.", "Use 0 and 1.")
+        raise ParameterError("S has NaN or infinite entries.", "Its entries say which series add up.", "Use 0 and 1.")
     if nodes <= bottoms:
         raise ShapeError(
             f"S has shape {(nodes, bottoms)}.",

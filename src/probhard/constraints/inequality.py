@@ -21,7 +21,14 @@ from probhard.rows.maps import DenseMap, SparseMap
 
 
 class PreparedRows(OnDevice):
-    """The rows G made ready once: their map, and those of a single variable told apart."""
+    """The analysed rows G: their map, and which of them have a single variable.
+
+    Args:
+        matrix: Rows (p, n), sparse; or a dense tensor (*batch, p, n), which is not analysed.
+
+    Raises:
+        ParameterError: An entry is not finite.
+    """
 
     def __init__(self, matrix: sp.csr_array | Tensor) -> None:
         self.matrix: sp.csr_array | None = None
@@ -39,7 +46,7 @@ class PreparedRows(OnDevice):
 
     @cached_property
     def several(self) -> PreparedRows:
-        """The rows of more than one variable, made ready once."""
+        """The rows of more than one variable."""
         assert self.matrix is not None
         return PreparedRows(sp.csr_array(self.matrix[self.rest]))
 
@@ -55,7 +62,11 @@ class LinearInequality(Constraint):
 
     Args:
         G: Rows, (p, n) or (*batch, p, n); dense or torch sparse, a numpy array or scipy sparse matrix.
-        d: Right-hand sides, (*batch, p), or one number for all rows.
+        d: Right-hand sides, (*batch, p), or one number for all rows; inf for no bound.
+
+    Raises:
+        ShapeError: G and d do not fit.
+        ParameterError: G is not finite, d is NaN, or a number is complex.
     """
 
     role: ClassVar[str] = "inequalities"
@@ -88,11 +99,17 @@ class LinearInequality(Constraint):
         self._set(prepared=rows, d=right)
         broadcast_batch(rows.batch_shape, right.shape[:-1], "G", "d")
         if checking() and bool(torch.isnan(right).any()):
-            raise ParameterError("d has NaN entries.", "Nothing can be compared with them.", "Use inf for no bound.")
+            raise ParameterError("d has NaN entries.", "No value can be compared with NaN.", "Use inf for no bound.")
 
     @classmethod
     def between(cls, weights: Tensor, least: Tensor, most: Tensor) -> LinearInequality:
-        """``least <= weights . u <= most`` for weights (n,) and ends (*batch,)."""
+        """``least <= weights . u <= most``.
+
+        Args:
+            weights: Coefficients, (n,).
+            least: Smallest value, (*batch,).
+            most: Largest value, (*batch,).
+        """
 
         def build() -> PreparedRows:
             return _rows_of(torch.stack([weights, -weights]))
@@ -137,7 +154,7 @@ class LinearInequality(Constraint):
         return joined
 
     def _bounds(self, single: np.ndarray) -> Box:
-        """Rows of one variable as bounds."""
+        """The rows of a single variable, as bounds."""
         matrix = self.prepared.matrix
         assert matrix is not None
         d, n = self.d, self.variables
@@ -170,7 +187,7 @@ class LinearInequality(Constraint):
         if self.prepared.matrix is None:
             raise ParameterError(
                 "per_slice cannot lift rows that differ between batch elements.",
-                "One pattern serves all slices.",
+                "All slices share one set of rows.",
                 "Build the field's rows directly.",
             )
         lifted = PreparedRows(sp.csr_array(sp.kron(sp.eye_array(slices), self.prepared.matrix)))
@@ -193,7 +210,7 @@ def _rows_of(matrix: Any) -> PreparedRows:
 
 
 def _chain(matrix: sp.csr_array) -> str | None:
-    """The direction of rows that say that neighbours are ordered, all of them; None for other rows."""
+    """The direction if the rows say that all neighbours are ordered; None for other rows."""
     p, n = matrix.shape
     if p != n - 1 or matrix.nnz != 2 * p:
         return None

@@ -1,4 +1,4 @@
-"""Constraints joined by ``&``: the linear equalities as one system of rows, everything else beside it."""
+"""Constraints joined by ``&``. Linear equalities are stacked into one system; other parts stay separate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from torch import Tensor
 
 from probhard.constraints.base import Constraint, immutable, joined, same_variables
 
-ORDER = ("linear", "nonlinear", "box")  # roles of which there is at most one part; they lead, in this order
+ORDER = ("linear", "nonlinear", "box")  # roles with at most one part; they come first, in this order
 
 
 @immutable
 class Intersection(Constraint):
-    """Several constraints at once; made by ``&``.
+    """Several constraints at once, built by ``&``. Linear equalities are substituted, not iterated on.
 
-    The linear equalities are projected on first and never left again: they are substituted, not iterated on.
+    Args:
+        parts: The constraints, on the same variables. Use ``&``, which merges and orders them.
+
+    Raises:
+        ShapeError: By ``&``, if the constraints have different numbers of variables.
     """
 
     _parts: tuple[Constraint, ...]
@@ -24,7 +28,6 @@ class Intersection(Constraint):
         self._set(_parts=parts)
 
     def parts(self) -> tuple[Constraint, ...]:
-        """The constraints that are joined."""
         return self._parts
 
     @property
@@ -71,7 +74,18 @@ class Intersection(Constraint):
 
 
 def join(first: object, second: object) -> Any:
-    """The intersection of two constraints: rows are stacked, functions concatenated, boxes tightened."""
+    """Intersect two constraints: rows are stacked, functions concatenated, boxes tightened.
+
+    Args:
+        first: A constraint.
+        second: A constraint on the same variables.
+
+    Returns:
+        A merged constraint or an ``Intersection``; NotImplemented if an argument is not a constraint.
+
+    Raises:
+        ShapeError: The numbers of variables differ.
+    """
     if not (isinstance(first, Constraint) and isinstance(second, Constraint)):
         return NotImplemented
     same_variables(first, second)

@@ -28,7 +28,10 @@ class Monotone(Profiles):
 
     Args:
         direction: ``"increasing"`` or ``"decreasing"``.
-        slices: Number of consecutive profiles that the variables hold; see ``per_slice``.
+        slices: Number of consecutive profiles in the variables; see ``per_slice``.
+
+    Raises:
+        ParameterError: The direction is unknown, or there are no slices.
     """
 
     only_rows: ClassVar[bool] = True
@@ -48,7 +51,7 @@ class Monotone(Profiles):
 
     @property
     def sign(self) -> int:
-        """1 if increasing."""
+        """1 if increasing, -1 if decreasing."""
         return 1 if self.direction == "increasing" else -1
 
     def excess(self, u: Tensor) -> Tensor:

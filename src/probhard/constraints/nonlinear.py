@@ -1,4 +1,4 @@
-"""Smooth functions as constraints: ``h(u) = 0`` (paper, "Nonlinear Equality Constraints") and ``g(u) <= 0``."""
+"""Smooth constraints, ``h(u) = 0`` (paper, "Nonlinear Equality Constraints") and ``g(u) <= 0``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ class NonlinearEquality(Constraint):
     """``fn(u, *args) = 0`` for a smooth function.
 
     Args:
-        fn: Maps u (*batch, n) and this batch's data to residuals (*batch, q). Elements of the batch must not mix.
-        args: This batch's data. Tensors broadcast with (*batch, ...), their last dimension being their own.
-        jacobian: Maps the same arguments to (*batch, q, n), to a ``Structure`` with faster products, or with a pattern
-            to its entries (*batch, k); by torch.func if not given.
-        pattern: Where the Jacobian may be non-zero: rows that touch few variables, blocks, bands.
-        linearise: Maps the same arguments to the residuals and to the Jacobian as a ``Structure``, for less than both
-            cost apart, in torch operations that can be differentiated.
+        fn: Maps u (*batch, n) and ``args`` to residuals (*batch, q), each batch element independently.
+        args: This batch's data. Tensors have the shape (*batch, own dimension).
+        jacobian: Maps the same arguments to (*batch, q, n), to a ``Structure``, or with a pattern to its entries
+            (*batch, k); computed by torch.func if None.
+        pattern: Where the Jacobian may be nonzero.
+        linearise: Maps the same arguments to the residuals and the Jacobian as a ``Structure``, if that is cheaper
+            than both apart; must be differentiable.
+
+    Raises:
+        ParameterError: ``fn`` is not callable.
     """
 
     role: ClassVar[str] = "nonlinear"
@@ -56,7 +59,6 @@ class NonlinearEquality(Constraint):
 
     @property
     def variables(self) -> int | None:
-        """Unknown: any n that the function takes."""
         return None
 
     @property
@@ -75,14 +77,17 @@ class NonlinearEquality(Constraint):
         return residual
 
     def linearised(self, u: Tensor) -> tuple[Tensor, Structure]:
-        """``h(u)`` and ``rows(u)``."""
+        """``h(u)`` (*batch, q) and the rows of ``dh/du`` at u (*batch, n)."""
         if self.linearise is not None:
             return self.linearise(u, *self._args(u))
         h = self.residual(u)
         return h, self.jacobian_rows(u, h.shape[-1])
 
     def jacobian_rows(self, u: Tensor, count: int | None = None) -> Structure:
-        """``dh/du`` at u as rows ready to be factored: of the declared pattern, or dense."""
+        """``dh/du`` at u (*batch, n) as rows that can be factored: of the declared pattern, or dense.
+
+        ``count`` is q if known, which saves an evaluation.
+        """
         if self.linearise is not None:
             return self.linearise(u, *self._args(u))[1]
         if self.pattern is None and self.given_jacobian is not None:
@@ -94,9 +99,9 @@ class NonlinearEquality(Constraint):
         return self.pattern.structure(self._entries(u))
 
     def jacobian(self, u: Tensor, count: int | None = None) -> Tensor:
-        """``dh/du`` (*batch, q, n): the caller's, or min(q, n) vector products by torch.func.
+        """``dh/du`` (*batch, q, n) at u (*batch, n): the caller's, or min(q, n) vector products by torch.func.
 
-        ``count`` is q where it is known, to save an evaluation.
+        ``count`` is q if known, which saves an evaluation. Raises ShapeError if the caller's has another shape.
         """
         if self.pattern is not None:
             return self.jacobian_rows(u).dense()
@@ -110,7 +115,7 @@ class NonlinearEquality(Constraint):
         return torch.func.vmap(lambda x: torch.func.jvp(self.residual, (u,), (x,))[1])(unit).movedim(0, -1)
 
     def _entries(self, u: Tensor) -> Tensor:
-        """The Jacobian's entries (*batch, k) on the pattern: the caller's, or one vector product per colour."""
+        """Entries (*batch, k) of the Jacobian on the pattern: the caller's, or one vector product per colour."""
         assert self.pattern is not None
         if self.given_jacobian is not None:
             return self._given(u, (*u.shape[:-1], len(self.pattern.row)))
@@ -123,23 +128,23 @@ class NonlinearEquality(Constraint):
         if tuple(jacobian.shape) != shape:
             raise ShapeError(
                 f"The caller's Jacobian has shape {tuple(jacobian.shape)}.",
-                f"For these points it is {shape}.",
+                f"For these points it must be {shape}.",
                 "Return one row per residual, or one value per entry of the pattern.",
             )
         return jacobian
 
     def _pullbacks(self, u: Tensor, seeds: Tensor) -> Tensor:
-        """``J^T s`` (k, *batch, n) for seeds (k, q), each used for all points."""
+        """``J^T s`` (k, *batch, n) for seeds (k, q) shared by all points."""
         pulled = torch.func.vjp(self.residual, u)
         value, pullback = pulled[0], pulled[1]
         seeds = seeds.reshape(len(seeds), *[1] * (value.dim() - 1), -1).expand(len(seeds), *value.shape)
         return torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(seeds)
 
     def curvature(self, u: Tensor, multiplier: Tensor, x: Tensor) -> Tensor:
-        """``sum_i multiplier_i hess(h_i) x``, one Hessian-vector product per point."""
+        """``sum_i multiplier_i hess(h_i) x`` (*batch, n) for u and x (*batch, n) and multipliers (*batch, q)."""
 
         def slope(point: Tensor) -> Tensor:
-            if self.linearise is not None:  # derivatives of a formula cost a fraction of derivatives of derivatives
+            if self.linearise is not None:  # cheaper than differentiating twice
                 return self.jacobian_rows(point).transpose(multiplier)
             return torch.func.grad(lambda p: (multiplier * self.residual(p)).sum())(point)
 
@@ -156,11 +161,11 @@ class NonlinearEquality(Constraint):
         return tuple(x for x in self.args if isinstance(x, Tensor) and x.dim() > 1)
 
     def merged(self, other: Constraint) -> Constraint | None:
-        """The functions of both, one after the other."""
+        """Both functions concatenated."""
         return _both(self, other) if isinstance(other, NonlinearEquality) else None
 
     def on_slices(self, slices: int, width: int) -> NonlinearEquality:
-        """Data (*batch, nt or 1, own) of slices travels as (*batch, nt * own), since what leads in it is batch."""
+        """Data (*batch, nt or 1, k) is stored as (*batch, nt * k), since leading dimensions are batch."""
         sizes = [x.shape[-1] if isinstance(x, Tensor) and x.dim() > 1 else None for x in self.args]
         flat = tuple(x if size is None else rows_in_time(x, slices) for x, size in zip(self.args, sizes))
 
@@ -171,9 +176,14 @@ class NonlinearEquality(Constraint):
         return NonlinearEquality(fn, flat)
 
     def select(self, points: Tensor, lead: torch.Size) -> NonlinearEquality | None:
-        """The constraint of some of the points (k,), numbered over the flattened leading dimensions ``lead``.
+        """Restrict the constraint to some points.
 
-        None where data does not broadcast as (*lead, own dimension), so that its points cannot be told apart.
+        Args:
+            points: Indices (k,) over the flattened leading dimensions.
+            lead: The leading dimensions.
+
+        Returns:
+            The constraint of k points; None if the data does not broadcast as (*lead, own dimension).
         """
         picked = []
         for value in self.args:
@@ -190,7 +200,7 @@ class NonlinearEquality(Constraint):
         return type(self)(self.fn, args, self.given_jacobian, self.pattern, self.linearise)
 
     def _args(self, u: Tensor) -> tuple[Any, ...]:
-        """The data in the points' device and dtype."""
+        """The data on the device and in the dtype of u."""
         return tuple(
             a.to(u.device, u.dtype if a.is_floating_point() else a.dtype) if isinstance(a, Tensor) else a
             for a in self.args
@@ -205,11 +215,13 @@ class NonlinearInequality(Constraint):
     """``fn(u, *args) <= 0`` for a smooth function.
 
     Args:
-        fn: Maps u (*batch, n) and this batch's data to (*batch, p). Elements of the batch must not mix.
+        fn: Maps u (*batch, n) and ``args`` to (*batch, p), each batch element independently.
         args: This batch's data, as in ``NonlinearEquality``.
-        convex: Whether each component is convex in u. If not, the nearest point found is a local one, and
-            ``Stats.local`` says so.
-        jacobian: Maps the same arguments to (*batch, p, n); by torch.func if not given.
+        convex: Whether every component is convex in u. If not, projections are local and ``Stats.local`` is True.
+        jacobian: Maps the same arguments to (*batch, p, n); computed by torch.func if None.
+
+    Raises:
+        ParameterError: ``fn`` is not callable.
     """
 
     role: ClassVar[str] = "curved"
@@ -227,7 +239,6 @@ class NonlinearInequality(Constraint):
 
     @property
     def variables(self) -> int | None:
-        """Any number that the function takes."""
         return None
 
     @property
@@ -255,7 +266,7 @@ class NonlinearInequality(Constraint):
 
 
 def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEquality:
-    """Two functions as one, with the data of both."""
+    """Two functions concatenated, with the data of both."""
     split = len(first.args)
 
     def fn(u: Tensor, *args: Any) -> Tensor:
@@ -272,13 +283,17 @@ def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEqual
 
 
 def check_start(constraint: NonlinearEquality, z: Tensor) -> None:
-    """Raise where the constraint is not a number at the points to be projected."""
+    """Check that a constraint is finite at the points z (*batch, n) to project; eager mode only.
+
+    Raises:
+        ParameterError: It is NaN or infinite at some of them.
+    """
     if not checking():
         return
     bad = ~torch.isfinite(constraint.residual(z)).all(-1)
     if bool(bad.any()):
         raise ParameterError(
             f"The constraint function returned NaN or infinity for {int(bad.sum())} of {bad.numel()} points.",
-            "A projection follows its values and derivatives.",
+            "The solver needs its values and derivatives there.",
             "Make it finite for all points: guard logarithms, roots and powers of negative numbers.",
         )

@@ -1,4 +1,4 @@
-"""Values that are 0 or not small, ``u = 0 or u >= least``: two phases, minimum lots, switched loads. Not convex."""
+"""Semicontinuous values, ``u = 0 or u >= least``: two phases, minimum lots, switched loads. Not convex."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from probhard.errors import ParameterError
 
 @immutable
 class Semicontinuous(Constraint):
-    """``u = 0`` or ``u >= least`` for every variable, alone or along monotone profiles, with bounds and one row.
+    """``u = 0`` or ``u >= least`` for every variable.
 
-    Among all feasible points the nearest is found, though the set is not convex. Sums over variables that are not
-    monotone have no such search and are refused.
+    It may be joined with bounds, one ``Monotone`` and one row per profile. The projection is the global minimum, though
+    the set is not convex. A row over variables that are not monotone is rejected when it is projected.
 
     Args:
-        least: Smallest value that is not 0: a number or (*batch, n), not negative.
+        least: Smallest nonzero value, a number or (*batch, n), not negative.
+
+    Raises:
+        ParameterError: A least value is negative or not finite.
     """
 
     role: ClassVar[str] = "semicontinuous"
@@ -33,7 +36,7 @@ class Semicontinuous(Constraint):
             bad = self.least[~((self.least >= 0) & torch.isfinite(self.least))]
             raise ParameterError(
                 f"Semicontinuous got the least value {float(bad.detach().flatten()[0]):g}.",
-                "It is the smallest size of a value that is not 0.",
+                "It is the smallest nonzero value.",
                 "Pass finite numbers of at least 0.",
             )
 
@@ -47,7 +50,7 @@ class Semicontinuous(Constraint):
         return "a search for the number of zeros"
 
     def excess(self, u: Tensor) -> Tensor:
-        """How far the nearer of both phases is."""
+        """Distance to the nearer phase, 0 or at least ``least``."""
         return torch.minimum(u.abs(), self.least.to(u) - u)
 
     def excess_scale(self, u: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Shapes: convex sets, or costs, that rows with auxiliary variables of their own describe.
+"""Shapes: convex sets or costs described by rows with auxiliary variables.
 
-A shape is ``{u : B u + C s = r, s >= 0}`` for auxiliary variables s, with an optional linear cost on s. Projectors that
-know rows and bounds then serve every shape: active sets under any metric, and cone solvers.
+A shape is ``{u : B u + C s = r, s >= 0}`` with auxiliary variables s and an optional linear cost on s. Any solver for
+rows and bounds can therefore project on it: active sets under any metric, and cone solvers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from probhard.constraints.base import Constraint, immutable
 from probhard.errors import ParameterError, ShapeError
 
-SLACK = 1e14  # weight of an auxiliary variable of one row, relative to its row: the cost of moving it is nothing
-SHARED = 1e7  # ... and of one that several rows share, where more would cancel
+SLACK = 1e14  # weight of an auxiliary variable in one row, relative to that row: moving it costs nothing
+SHARED = 1e7  # the same if several rows share it; a larger weight would lose digits
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class LiftedRows:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a cvxpy problem, made from u and parameters with this batch's data.
+    """A part of a cvxpy problem: constraints or a cost, with this batch's data as parameters.
 
     Args:
         key: Terms with equal keys have equal structure.
-        build: Maps u and one parameter for each datum to constraints, or to a cost.
-        data: (*batch, *own shape) each.
+        build: Maps u and one parameter per datum to a list of constraints, or to a cost.
+        data: Values of the parameters, each (*batch, *own shape).
         shapes: Own shapes.
         cost: Whether it is a cost.
     """
@@ -58,39 +58,40 @@ class Term:
 
 @immutable
 class Shape(Constraint):
-    """A convex set, or a cost, in rows with auxiliary variables that are not negative."""
+    """A convex set, or a cost, as rows with non-negative auxiliary variables."""
 
     role: ClassVar[str] = "shapes"
-    only_rows: ClassVar[bool] = False  # whether the set is ``B u >= 0``, without variables that rows share
+    only_rows: ClassVar[bool] = False  # whether the set is ``B u >= 0``, with no shared auxiliary variable
 
     @property
     @abstractmethod
     def key(self) -> Hashable:
-        """What its lifted rows depend on, beside n."""
+        """What its lifted rows depend on, besides n."""
 
     @abstractmethod
     def lifted(self, n: int) -> LiftedRows:
-        """The rows on u (*batch, n) and on auxiliary variables."""
+        """The rows on n variables and on the auxiliary ones; raises ShapeError if n does not fit."""
 
     @abstractmethod
     def right_side(self, n: int, like: Tensor) -> Tensor:
-        """Right-hand sides r of the lifted rows, (*batch, p)."""
+        """Right-hand sides r of the lifted rows, (*batch, p), in the dtype of ``like``."""
 
     def cost(self, n: int, like: Tensor) -> Tensor | None:
-        """Linear cost of the auxiliary variables, (*batch, e), if there is one."""
+        """Linear cost of the auxiliary variables, (*batch, e), or None."""
         return None
 
     @abstractmethod
     def term(self, n: int, like: Tensor) -> Term:
-        """The shape in cvxpy's terms."""
+        """The shape as part of a cvxpy problem in n variables, with data in the dtype of ``like``."""
 
 
 @immutable
 class Profiles(Shape):
-    """A shape of each of some consecutive profiles, of any width unless one is known.
+    """The same shape for each of several consecutive profiles.
 
     Attributes:
-        pooled_as: Its name among the direct methods of ``projection.profiles``.
+        slices: Number of profiles.
+        width: Points per profile; None if any number fits.
     """
 
     slices: int
@@ -99,10 +100,10 @@ class Profiles(Shape):
     @property
     @abstractmethod
     def pooled_as(self) -> str:
-        """Its name among the direct methods of ``projection.profiles``."""
+        """Its name in ``projection.profiles.SHAPES``."""
 
     def amounts(self, like: Tensor) -> Tensor | None:
-        """One amount per slice, broadcasting with (*batch, slices), if there is one."""
+        """One amount per slice, broadcasting with (*batch, slices), or None."""
         return None
 
     @property
@@ -111,35 +112,42 @@ class Profiles(Shape):
 
     @property
     def variables(self) -> int | None:
-        """The number of all points, any if the width is not known."""
         return None if self.width is None else self.slices * self.width
 
     def of_width(self, width: int) -> Self:
-        """The same for profiles of so many points."""
+        """The same for profiles of ``width`` points."""
         return self._copy(width=width)
 
 
 def check_slices(owner: Constraint, slices: int) -> int:
-    """The number of profiles, at least 1."""
+    """Return ``slices``, checked.
+
+    Args:
+        owner: The constraint, for errors.
+        slices: Number of profiles.
+
+    Raises:
+        ParameterError: There is none.
+    """
     if slices < 1:
         raise ParameterError(
-            f"{type(owner).__name__} got slices={slices}.", "There is at least one profile.", "Pass slices >= 1."
+            f"{type(owner).__name__} got slices={slices}.", "It needs at least one profile.", "Pass slices >= 1."
         )
     return slices
 
 
 def profiles(u: Tensor, slices: int) -> Tensor:
-    """U (*batch, n) as (*batch, slices, n / slices)."""
+    """Reshape u (*batch, n) to (*batch, slices, n / slices); raises ShapeError if n does not divide."""
     return u.unflatten(-1, (slices, profile_width(u.shape[-1], slices)))
 
 
 def profile_width(n: int, slices: int) -> int:
-    """Points of each profile."""
+    """Points per profile, n / slices; raises ShapeError if n does not divide."""
     if n % slices:
         raise ShapeError(
             f"{n} variables do not divide into {slices} slices.",
             "Fields flatten time-major, n = nt * nx.",
-            "Check the shape that was given to per_slice.",
+            "Check the shape passed to per_slice.",
         )
     return n // slices
 
@@ -152,11 +160,18 @@ def differences(n: int, slices: int) -> sp.csr_array:
 
 
 def absolute_parts(rows: sp.csr_array) -> tuple[sp.csr_array, np.ndarray]:
-    """C and stiffness of ``rows u - p + m = r``: p, m >= 0 are the positive and negative parts of ``rows u - r``."""
+    """C and stiffness of ``rows u - p + m = r``: p, m >= 0 are the positive and negative parts of ``rows u - r``.
+
+    Args:
+        rows: (k, n).
+
+    Returns:
+        C (k, 2 k) and the stiffness of p and m (2 k,).
+    """
     count = rows.shape[0]
     return sp.csr_array(sp.hstack([-sp.eye_array(count), sp.eye_array(count)])), np.full(2 * count, SHARED)
 
 
 def slices_text(slices: int) -> str:
-    """The argument of a repr."""
+    """The argument ``slices`` in a repr; empty if it is 1."""
     return "" if slices == 1 else f", slices={slices}"

@@ -1,4 +1,4 @@
-"""The simplex, ``u >= 0`` and ``sum(u) = total``: a conservation row and bounds in disguise."""
+"""The simplex, ``u >= 0`` and ``sum(u) = total``, resolved to a conservation row and bounds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ class Simplex(Constraint):
     """``u >= 0`` and ``sum(u) = total``, along a profile or along each slice of a field.
 
     Args:
-        total: A number or (*batch,); with slices (*batch, slices).
-        slices: Number of consecutive profiles that the variables hold.
+        total: A number or (*batch,), not negative; with slices (*batch, slices).
+        slices: Number of consecutive profiles in the variables.
+
+    Raises:
+        InfeasibleError: A total is negative.
+        ParameterError: A total is not finite, or there are no slices.
     """
 
     total: Tensor
@@ -76,7 +80,7 @@ class Simplex(Constraint):
 
     def linear_part(self) -> Constraint:
         raise ParameterError(
-            "A Simplex does not know its number of variables before it is used.",
+            "A Simplex has no fixed number of variables.",
             "ProbConserv projects on its linear equality alone.",
             "Write Conservation(torch.ones(n), total) & NonNegative().",
         )
@@ -96,7 +100,7 @@ _ONES: dict[int, Tensor] = {}
 
 
 def _ones(width: int) -> Tensor:
-    """One tensor per width, so that what is made from it is remembered."""
+    """One tensor per width, so that the system built from it is cached."""
     if width not in _ONES:
         _ONES[width] = torch.ones(width, dtype=torch.float64)
     return _ONES[width]

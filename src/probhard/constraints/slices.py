@@ -1,4 +1,4 @@
-"""Constraints of one time slice, lifted to every slice of a field; fields flatten time-major, n = nt * nx."""
+"""Lift a constraint on one time slice to every slice of a field. Fields flatten time-major, n = nt * nx."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from probhard.errors import ShapeError
 
 
 def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
-    """Lift a slice's constraint to a field of ``shape = (nt, nx)``, flattened time-major.
+    """Lift a constraint on one slice to a field, flattened time-major.
 
-    The slice's data may differ in time: its second to last dimension is then nt. A Conservation takes a mass of shape
-    (*batch, nt), a Box bounds of shape (*batch, nt, nx).
+    Data may differ in time: a Conservation takes a mass of shape (*batch, nt), a Box bounds of shape (*batch, nt, nx).
 
     Args:
         constraint: On nx variables, or on any number.
-        shape: (nt, nx).
-
-    Returns:
-        The constraint on nt * nx variables.
+        shape: (nt, nx); the result has nt * nx variables.
 
     Raises:
-        ShapeError: The shape or the data in time do not fit.
-        ParameterError: The constraint has no form for every slice of a field.
+        ShapeError: The shape, or data that differs in time, does not fit.
+        ParameterError: The constraint cannot be lifted.
     """
     slices, width = shape
     if min(shape) < 1:
@@ -31,7 +27,7 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
     if constraint.variables not in (None, width):
         raise ShapeError(
             f"per_slice got a constraint on {constraint.variables} variables and slices of {width}.",
-            "The constraint speaks of one slice.",
+            "The constraint must apply to one slice.",
             f"Use shape=(nt, {constraint.variables}), time first.",
         )
     return constraint.on_slices(slices, width)

@@ -1,8 +1,8 @@
 """Total variation along a profile, ``TV(u) = sum |u_(i+1) - u_i|``: bounded, penalised, or diminishing in time.
 
-The paper's TVD is the penalty, ``1/2 |u - z|_Q^2 + weight TV(u)``: a proximal map instead of a projection. The hard
-forms are a bound on the variation (convex) and true TVD, projected slice after slice: the first is left as it is, each
-next one's bound is the variation of the projected one before it.
+The paper's TVD is the penalty ``1/2 |u - z|_Q^2 + weight TV(u)``, a proximal map instead of a projection. The hard
+forms are a bound on the variation (convex) and true TVD (not convex). TVD is projected slice by slice in time: the
+variation of each projected slice bounds the next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from probhard.errors import ParameterError, ShapeError, optional
 
 @immutable
 class _Variation(Profiles):
-    """An amount for each profile."""
+    """A bound or penalty of the total variation of each profile."""
 
     name: ClassVar[str] = "bound"
     amount: Tensor
@@ -46,7 +46,7 @@ class _Variation(Profiles):
             raise ParameterError(
                 f"The {self.name} of the total variation is {float(self.amount.min()):.6g} at its smallest.",
                 "It must be a number of at least 0.",
-                "A variation of 0 means constant profiles.",
+                "Pass 0 for constant profiles, or a larger number.",
             )
 
     @property
@@ -82,8 +82,11 @@ class TotalVariation(_Variation):
     """``TV(u) <= bound``.
 
     Args:
-        bound: A number or (*batch,); with slices (*batch, slices).
-        slices: Number of consecutive profiles that the variables hold; see ``per_slice``.
+        bound: A number or (*batch,), not negative; with slices (*batch, slices).
+        slices: Number of consecutive profiles in the variables; see ``per_slice``.
+
+    Raises:
+        ParameterError: A bound is negative or NaN, or there are no slices.
     """
 
     def __init__(self, bound: Any, slices: int = 1) -> None:
@@ -127,11 +130,14 @@ class TotalVariation(_Variation):
 
 @immutable
 class TotalVariationPenalty(_Variation):
-    """``weight * TV(u)`` added to the squared distance; every point is feasible, so its violation is 0.
+    """The cost ``weight * TV(u)`` added to half the squared distance. Every point is feasible.
 
     Args:
-        weight: A number or (*batch,); with slices (*batch, slices).
-        slices: Number of consecutive profiles that the variables hold; see ``per_slice``.
+        weight: A number or (*batch,), not negative; with slices (*batch, slices).
+        slices: Number of consecutive profiles in the variables; see ``per_slice``.
+
+    Raises:
+        ParameterError: A weight is negative or NaN, or there are no slices.
     """
 
     name: ClassVar[str] = "weight"
@@ -164,10 +170,13 @@ class TotalVariationPenalty(_Variation):
 
 @immutable
 class TotalVariationDiminishing(Constraint):
-    """``TV(u_t) <= TV(u_(t-1))`` for the slices of a field, flattened time-major; not convex, projected in time order.
+    """``TV(u_t) <= TV(u_(t-1))`` for the slices of a field. Not convex: slices are projected in order of time.
 
     Args:
-        shape: (nt, nx).
+        shape: (nt, nx); the field is flattened time-major.
+
+    Raises:
+        ShapeError: A size is less than 1.
     """
 
     role: ClassVar[str] = "diminishing"
@@ -204,11 +213,11 @@ class TotalVariationDiminishing(Constraint):
 
 
 def variation(u: Tensor, slices: int = 1) -> Tensor:
-    """Total variation of each slice, (*batch, slices)."""
+    """Total variation of each slice of u (*batch, n), (*batch, slices)."""
     return profiles(u, slices).diff(dim=-1).abs().sum(-1)
 
 
 def _sums(n: int, slices: int) -> tuple[sp.csr_array, sp.csr_array]:
-    """Differences along each profile, and their sums by profile."""
+    """The matrix of differences along each profile, and the one that sums them by profile."""
     steps = differences(n, slices)
     return steps, sp.csr_array(sp.kron(sp.eye_array(slices), np.ones((1, steps.shape[0] // slices))))

@@ -1,4 +1,4 @@
-"""Projection: the layer, the law that it returns, and one file for each method of finding the nearest point."""
+"""Projection: the layer, the projected law, and one file per method for the nearest point."""
 
 from probhard.projection.base import Projector, Solution, Stats
 from probhard.projection.layer import DPPL, FrozenProjection

@@ -26,10 +26,10 @@ SMALLEST = 1e-12  # weight relative to the largest
 
 
 class BallProjector(Projector):
-    """A ball without other constraints.
+    """Projects on one ball without other constraints.
 
     Args:
-        parts: The constraint, whose one curved part is a ``Ball``.
+        parts: The constraint; its only part is a ``Ball``.
         weight: Metric weight over (*batch, n).
         options: Not used.
     """
@@ -48,7 +48,7 @@ class BallProjector(Projector):
         lead = broadcast(offset.shape[:-1], self.weight.shape[:-1], radius.shape[:-1])
         offset = offset.expand(*lead, offset.shape[-1])
         largest = self.weight.detach().amax(-1, keepdim=True)
-        weight = torch.maximum(self.weight, SMALLEST * largest)  # a variable without variance moves if it must
+        weight = torch.maximum(self.weight, SMALLEST * largest)  # a variable without variance moves only if it must
         unit = weight / largest.clamp(min=TINY)
         outside = offset.norm(dim=-1, keepdim=True) > radius
         with torch.no_grad():
@@ -110,7 +110,7 @@ class BallTangent(Differential):
 
 
 def _root(offset: Tensor, weight: Tensor, radius: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """The multiplier m (*batch, 1) by Newton's method, and the number of its steps (*batch,)."""
+    """The multiplier m (*batch, 1) by Newton's method, and the number of steps (*batch,)."""
     multiplier = torch.zeros_like(offset[..., :1])
     steps = torch.zeros(offset.shape[:-1], dtype=torch.int64, device=offset.device)
     open_ = outside & (radius > 0)

@@ -1,4 +1,4 @@
-"""A constraint and a metric weight, made ready to project points: what every projector offers."""
+"""The interface of all projectors, their options and results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,30 @@ from probhard.tangent import Differential
 
 @dataclass(frozen=True)
 class Stats:
-    """How a projection went, per point (*samples, *batch)."""
+    """Status of a projection, per point.
+
+    Args:
+        steps: Number of iterations, (*samples, *batch).
+        residual: Largest violation relative to the terms that cancel, (*samples, *batch).
+        converged: Whether the point is feasible and, for iterative methods, stationary, (*samples, *batch).
+        local: Whether the set is not convex, so that a nearer point may exist.
+    """
 
     steps: Tensor
-    residual: Tensor  # relative to the terms that should cancel
-    converged: Tensor  # feasible and, where it was iterated for, stationary
-    local: bool = False  # whether the set is not convex, so that a nearer point may exist elsewhere
+    residual: Tensor
+    converged: Tensor
+    local: bool = False
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Projected points with the tangent at them and their status."""
+    """Projected points.
+
+    Args:
+        value: The points, (*samples, *batch, n).
+        tangent: The derivative ``du*/dz`` at them.
+        stats: Their status.
+    """
 
     value: Tensor
     tangent: Differential
@@ -36,43 +49,77 @@ class Solution:
 
 
 class Projector(ABC):
-    """Projects points on one constraint under one weight."""
+    """Projects points on one constraint under one weight.
 
-    moments_from = "delta"  # where "auto" takes moments from: "delta", "censored" or "monte-carlo"
-    has_equalities = True  # whether there are equalities among the constraints
-    local = False  # whether the set is not convex: means of its points may lie outside
+    Attributes:
+        moments_from: The choice of ``covariance="auto"``: ``"delta"``, ``"censored"`` or ``"monte-carlo"``.
+        has_equalities: Whether there are equalities among the parts.
+        local: Whether the set is not convex, so that a mean of feasible points may be infeasible.
+    """
+
+    moments_from = "delta"
+    has_equalities = True
+    local = False
 
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
-        """Project points z (*samples, *batch, n); ``start`` is a guess of the answer, where it is iterated for."""
+        """Project points.
+
+        Args:
+            z: Points, (*samples, *batch, n).
+            start: Initial guess for iterative methods, (*samples, *batch, n).
+
+        Returns:
+            The nearest points; ``stats.converged`` is False where none was computed.
+        """
 
     def projected_shape(self, base: LocationScale) -> torch.Size:
-        """``(*batch, n)`` of the projected law, where constraint and weight may add batch dimensions to the base's."""
+        """Shape (*batch, n) of the projected law; constraint and weight may add batch dimensions."""
         return base.loc.shape
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
-        """The marginals of the law projected on the equalities, clipped at the bounds."""
+        """Marginals of the base law projected on the equalities, clipped at the bounds.
+
+        Raises:
+            NotImplementedError: ``moments_from`` is not ``"censored"``.
+        """
         raise NotImplementedError
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
-        """The error of points that failed, where more can be said than that they did."""
+        """Explain why points failed.
+
+        Args:
+            z: The points, (*samples, *batch, n).
+            stats: Their status, with at least one failure.
+
+        Returns:
+            A specific error; None if the cause is unknown.
+        """
         return None
 
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
-        """Status (None if it need not be looked at), mean, root of the variances, and tangent at a mean z."""
+        """First two moments by the delta method.
+
+        Args:
+            z: The mean, (*batch, n).
+            cov: The covariance.
+
+        Returns:
+            The projection of z (None if it needs no check), mean and standard deviation (*batch, n), and tangent.
+        """
         solution = self.solve(z)
         return solution, solution.value, safe_sqrt(solution.tangent.variance(cov)).to(z.dtype), solution.tangent
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a layer wants its projections done.
+    """Options of a layer for its projectors.
 
     Args:
-        oblique: The weight is the covariance of the law that is projected.
-        exact: Exact curvature in derivatives.
+        oblique: Whether the weight is the covariance of the projected law.
+        exact: Use exact curvature in derivatives.
         dense: Ignore the structure of linear rows.
-        hessian: Exact Hessians in every step of a nonlinear projection.
+        hessian: Use exact Hessians in every step of a nonlinear projection.
         validate: Check values in eager mode.
     """
 

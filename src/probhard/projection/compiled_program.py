@@ -56,7 +56,17 @@ class Compiled:
         data: list[Tensor],  # each (k, *own shape)
         scale: Tensor,  # of the objective, (k,)
     ) -> tuple[Tensor, list[Report]]:
-        """The nearest points (k, n) and how each was solved; unsolved ones are tried again at other scales."""
+        """Solve k problems; unsolved ones are tried again at other scales.
+
+        Args:
+            root: R, or its diagonal.
+            moved: ``R z``.
+            data: Data of the terms.
+            scale: Scale of the objective.
+
+        Returns:
+            The nearest points (k, n) and one report each.
+        """
         points, reports = moved.new_zeros(moved.shape), [Report()] * len(moved)
         left = torch.arange(len(moved))
         for factor in SCALES:
@@ -65,9 +75,9 @@ class Compiled:
             size = factor * scale
             values = [(root, size), (moved, size)]
             values += [(data[i], size.square() if cost else torch.ones_like(size)) for i, cost in self.used]
-            given = [x[left] * s[left].reshape(-1, *[1] * (x.dim() - 1)) for x, s in values]
+            scaled = [x[left] * s[left].reshape(-1, *[1] * (x.dim() - 1)) for x, s in values]
             self.solver.reports = []
-            points = points.index_copy(0, left, self.layer(*given)[0])
+            points = points.index_copy(0, left, self.layer(*scaled)[0])
             for i, report in zip(left.tolist(), self.solver.reports):
                 reports[i] = report
             left = torch.tensor([i for i in left.tolist() if not reports[i].solved], dtype=torch.int64)
@@ -78,7 +88,7 @@ _COMPILED: Recent[Compiled] = Recent()
 
 
 def compiled_of(terms: list[Term], n: int, diagonal: bool) -> Compiled:
-    """The compiled problem of some terms, from an LRU cache.
+    """The compiled problem of the terms, from an LRU cache.
 
     Args:
         terms: The parts of the problem.

@@ -34,15 +34,15 @@ DENSE_VARIABLES = 64  # largest number of variables whose Jacobian is formed
 
 
 class ProgramProjector(Projector):
-    """Convex programs with linear rows, bounds and shapes, under any weight.
+    """Projects on convex programs with linear rows, bounds and shapes, under any weight.
 
     Args:
-        parts: The constraint, taken apart.
+        parts: The parts of the constraint.
         weight: W, over (*batch, n).
-        options: How to project.
+        options: Options of the layer.
 
     Raises:
-        ParameterError: If the constraint also has functions of torch, or a non-convex part.
+        ParameterError: The constraint also has torch functions or a non-convex part.
     """
 
     moments_from = "monte-carlo"
@@ -51,7 +51,7 @@ class ProgramProjector(Projector):
         if parts.nonlinear is not None or parts.curved or parts.diminishing is not None:
             raise ParameterError(
                 f"The constraint {parts.constraint!r} joins a ConvexProgram with functions of torch.",
-                "A cone solver needs everything in cvxpy's terms.",
+                "The cone solver needs every part as cvxpy expressions.",
                 "Write the functions in the description, such as cvxpy.norm(u) <= radius for a Ball.",
             )
         self.parts, self.options = parts, options
@@ -90,7 +90,7 @@ class ProgramProjector(Projector):
         origin = torch.zeros_like(point)
         if self.held is not None:
             origin[..., self.held.cpu()] = point[..., self.held.cpu()]
-        with torch.no_grad():  # near the origin in a plain metric: bad scaling is not mistaken for an empty set
+        with torch.no_grad():  # from the origin in a plain metric, so that bad scaling does not look like an empty set
             _, reports, _ = self.nearest(origin, at, plain.to(point))
         if "PrimalInfeasible" not in reports[0].status:
             return None
@@ -108,11 +108,11 @@ class ProgramProjector(Projector):
 
         Args:
             z: Points to project.
-            only: Index of the one point to solve for; all if None.
-            root: R to use instead of the weight's.
+            only: Index of a single point to solve for; all if None.
+            root: R to use instead of that of the weight.
 
         Returns:
-            Points (k, n) over the flattened leading dimensions, how each was solved, and the leading dimensions.
+            Points (k, n) over the flattened leading dimensions, one report each, and the leading dimensions.
         """
         root = self.root if root is None else root
         diagonal, terms, n = isinstance(self.weight, Diagonal), list(self.terms), z.shape[-1]
@@ -141,7 +141,7 @@ class ProgramProjector(Projector):
 
 
 class ProgramTangent(Differential):
-    """``du*/dz`` by backward passes through the problem, solved once more; it has no gradients of its own.
+    """``du*/dz`` by backward passes through the problem, which is solved again. It is not differentiable itself.
 
     Args:
         projector: The projector.
@@ -162,14 +162,14 @@ class ProgramTangent(Differential):
         """The Jacobian, (*batch, n, n).
 
         Raises:
-            ParameterError: If there are more than ``DENSE_VARIABLES`` variables.
+            ParameterError: There are more than ``DENSE_VARIABLES`` variables.
         """
         n = self.z.shape[-1]
         if n > DENSE_VARIABLES:
             raise ParameterError(
                 f"The Jacobian of a ConvexProgram was asked for {n} variables.",
                 f"It takes one backward pass for each and is formed up to {DENSE_VARIABLES}.",
-                "Use covariance='monte-carlo', and draws instead of products with the covariance.",
+                "Use covariance='monte-carlo' and draws instead of products with the covariance.",
             )
         if self._matrix is None:
             rows = [self._pulled(unit.expand(self.z.shape)) for unit in torch.eye(n, dtype=torch.float64)]
@@ -213,7 +213,7 @@ def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
 
 
 def _terms(parts: Parts) -> list[Term]:
-    """All parts of the constraint in cvxpy's terms."""
+    """All parts of the constraint as terms of a cvxpy problem."""
     like = torch.empty(0, dtype=torch.float64)
     terms = []
     for program in parts.convex_programs:

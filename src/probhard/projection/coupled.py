@@ -1,8 +1,8 @@
-"""Projection on a polyhedron where nothing is shared: metrics that couple variables, rows that differ in the batch.
+"""Projection on a polyhedron under a metric that couples variables, or with rows that differ in the batch.
 
-With ``W = R R^T`` the point is ``u = z + R e`` and e has unit cost. Every row j of the parts becomes the row
-``j R e + s = d - j z`` with an auxiliary variable, a bounded variable the row ``u_i - R_i e = z_i``; so the rows are
-dense and each element costs the cube of their number. The face is found and differentiated as in ``faces``.
+With ``W = R R^T`` the point is ``u = z + R e`` and e has unit cost. A row j of the parts becomes
+``j R e + s = d - j z`` with an auxiliary variable s. A bounded variable becomes the row ``u_i - R_i e = z_i``. All rows
+are dense, so each element costs the cube of their number. Faces are computed and differentiated as in ``polyhedral``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,19 @@ from probhard.tangent import Differential
 
 
 class CoupledProjector(Projector):
-    """Bounds, rows and shapes under any weight, by dense rows."""
+    """Projects on bounds, rows and shapes under any weight, with dense rows.
+
+    Args:
+        parts: The parts of the constraint, all polyhedral.
+        weight: W, over (*batch, n).
+        options: Options of the layer.
+
+    Raises:
+        InfeasibleError: The bounds make a row infeasible and ``options.validate`` is set.
+    """
 
     def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
-        self.parts, self.options, self.given = parts, options, weight
+        self.parts, self.options, self.weight = parts, options, weight
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
         self.has_equalities = parts.linear is not None
         weight = weight.to(torch.float64)
@@ -48,7 +57,7 @@ class CoupledProjector(Projector):
             check_capacity(parts, self.root.new_empty(0))
 
     def _stack(self, like: Tensor) -> None:
-        """The rows on u, those on auxiliary variables, right-hand sides and bounds of all parts."""
+        """Stack the rows, right-hand sides and bounds of all parts."""
         parts, n = self.parts, self.parts.variables
         lower, upper = parts.bounds(like)
         bounded = (torch.isfinite(lower) | torch.isfinite(upper)).reshape(-1, n).any(0).nonzero().squeeze(-1)
@@ -108,7 +117,7 @@ class CoupledProjector(Projector):
         held = torch.where(free, middle, torch.where(torch.isfinite(bound), bound, 0.0))
         factor = DenseRows(matrix).factor(torch.where(free, stiff, HELD * natural))
         value = factor.project(held, right)
-        for _ in range(4):  # bounds that repeat what rows say leave M almost singular
+        for _ in range(4):  # bounds that repeat a row make M nearly singular
             value = factor.project(torch.where(free, value, held), right)
         u = point + matvec(self.root, value[..., :costs])
         if len(self.bounded):
@@ -120,11 +129,11 @@ class CoupledProjector(Projector):
         return finished(self.parts, z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
 
     def projected_shape(self, base: LocationScale) -> torch.Size:
-        batch = broadcast(base.loc.shape[:-1], self.given.shape[:-1], self.parts.batch_shape)
+        batch = broadcast(base.loc.shape[:-1], self.weight.shape[:-1], self.parts.batch_shape)
         return torch.Size((*batch, self.parts.variables))
 
     def censored(self, base: LocationScale) -> CensoredMarginals:
-        return censored_laws(self.parts, base, self.given, self.options)
+        return censored_laws(self.parts, base, self.weight, self.options)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
@@ -145,7 +154,7 @@ class CoupledProjector(Projector):
         return torch.cat([-free, zero, ends[0]], -1), torch.cat([free, zero + torch.inf, ends[1]], -1)
 
     def _natural(self, rotated: Tensor) -> Tensor:
-        """Weights like those of their rows for auxiliary variables, 1 for the others."""
+        """Weights: 1 for e, and for auxiliary variables those of their rows."""
         sums = rotated.square().sum(-1)
         sums = torch.where(sums > 0, sums, sums.amax(-1, keepdim=True)).clamp(min=TINY)
         ones = sums.new_ones(*sums.shape[:-1], rotated.shape[-1])
@@ -167,7 +176,14 @@ class CoupledProjector(Projector):
 
 
 class CoupledTangent(Differential):
-    """``x - R (W_F B^T M^-1 J x)_e``: the tangent of the active rows under any weight."""
+    """``x - R (W_F B^T M^-1 J x)_e``, the tangent of the active rows under any weight.
+
+    Args:
+        projector: The projector.
+        factor: The factor of ``M = B W_F B^T``.
+        free: Which variables (e, s) are free, (*lead, N) bool.
+        extra: Number of auxiliary variables s.
+    """
 
     def __init__(self, projector: CoupledProjector, factor: Factor, free: Tensor, extra: int) -> None:
         self.projector, self.factor, self.free = projector, factor, free

@@ -30,15 +30,15 @@ from probhard.tangent import Differential
 
 
 class CurvedProjector(Projector):
-    """Functions, bounds and rows under a diagonal weight.
+    """Projects on functions, bounds and rows under a diagonal weight.
 
     Args:
-        parts: The constraint, taken apart.
+        parts: The parts of the constraint.
         weight: W, which must be diagonal.
-        options: How to project.
+        options: Options of the layer.
 
     Raises:
-        ParameterError: If the weight couples variables, or a total variation is joined with functions.
+        ParameterError: The weight couples variables, or a total variation is joined with functions.
     """
 
     def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
@@ -51,7 +51,7 @@ class CurvedProjector(Projector):
         if not all(shape.only_rows for shape in parts.shapes):
             raise ParameterError(
                 f"The constraint {parts.constraint!r} joins a total variation with curved functions.",
-                "There is no method for both at once.",
+                "No solver handles both at once.",
                 "Leave one out, or describe the set as a ConvexProgram.",
             )
         self.parts = parts

@@ -1,4 +1,4 @@
-"""The face that a curved projection ends on: which bounds and functions are active, and the point there.
+"""The face of a curved projection: which bounds and functions are active, and the nearest point there.
 
 A primal-dual sweep guesses the sides if bounds are the only inequalities: variables beyond a bound are put on it, those
 pulled off it are released. Otherwise, and for points where the sweep does not settle, ``solvers.sqp_active`` finds
@@ -22,9 +22,9 @@ from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
 ROUNDS = 3
-SWEEPS = 12  # of the sides, where bounds are the only inequalities
-TRIES = 2  # sweeps that a point may end without converging on its face
-NEAR = 1e-9  # distance to a bound that counts as none, relative to the terms
+SWEEPS = 12  # over the sides, if bounds are the only inequalities
+TRIES = 2  # sweeps in which a point may fail to converge on its face
+NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
 ROUNDING = 1e-12  # of a function, relative to its terms
 FLOOR = 1e-12  # smallest natural weight, relative to the largest
 
@@ -124,7 +124,7 @@ class FaceSearch:
         )
 
     def _swept(self, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor) -> FacePoints:
-        """Sides by a primal-dual sweep, one projection each; points that fail on their face are given up."""
+        """Sides by a primal-dual sweep, one projection each; stops for points that fail on their face."""
         left = torch.arange(len(guess), device=guess.device)
         side = (problem.lower == problem.upper).to(torch.int8)
         settled = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
@@ -147,7 +147,7 @@ class FaceSearch:
         return points
 
     def _on_face(self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor) -> Iterates:
-        """The nearest points with the variables and slacks of some sides held there, from a guess (L, N)."""
+        """The nearest points with variables and slacks held on their sides, from a guess (L, N)."""
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
@@ -168,10 +168,10 @@ class FaceSearch:
         current = torch.cat([iterates.u[..., :n], self.function.slacks(equation, iterates.u)], -1)
         target = torch.where(free, current, released)
         near = NEAR * (target.abs() + held.abs() + centre.abs())
-        if bool((free & (target < 0))[..., n:].any()):  # a function is violated: by more than its rounding?
+        if bool((free & (target < 0))[..., n:].any()):  # is a function violated by more than rounding?
             rounding = ROUNDING * self.function.magnitudes(equation, iterates.u)
             near = torch.cat([near[..., :n], near[..., n:] + rounding], -1)
-        # the multipliers of a point that hardly moves are rounding, and release nothing
+        # multipliers of a point that hardly moves are rounding errors and release nothing
         way, size = (iterates.u - centre)[..., :n].abs().amax(-1), centre[..., :n].abs().amax(-1)
         moves = (way > STATIONARY * size).unsqueeze(-1)
         lower, upper = problem.lower, problem.upper
@@ -187,21 +187,43 @@ class FaceSearch:
 
 
 def natural_weight(function: JointFunction, weight: Tensor) -> Tensor:
-    """Weights (*lead, N) of variables, none below the floor, and of slacks, equal to the largest of them."""
+    """Weights of variables, at least the floor, and of slacks, the largest of these.
+
+    Args:
+        function: The functions of the constraint.
+        weight: Diagonal of W, (*lead, n).
+
+    Returns:
+        Weights, (*lead, N).
+    """
     largest = weight.amax(-1, keepdim=True)
     slack = largest.expand(*weight.shape[:-1], function.inequalities)
     return torch.cat([torch.maximum(weight, FLOOR * largest), slack], -1)
 
 
 def masked_weight(function: JointFunction, weight: Tensor, side: Tensor) -> Tensor:
-    """Weights (*lead, N) of free variables and slacks, and those of held ones."""
+    """Weights of free variables and slacks, and tiny or zero ones of those that are held.
+
+    Args:
+        function: The functions of the constraint.
+        weight: Diagonal of W, (*lead, n).
+        side: Sides of variables and slacks, (*lead, N).
+
+    Returns:
+        Weights, (*lead, N).
+    """
     natural = natural_weight(function, weight.detach())
     free = torch.cat([weight, natural[..., weight.shape[-1] :]], -1)
     return torch.where(side == 0, free, held_weight(natural, weight.shape[-1]))
 
 
 def held_weight(natural: Tensor, n: int) -> Tensor:
-    """A tiny weight for variables at their bounds; 0 for slacks, which would hide a violation."""
+    """Weights (*lead, N) of held variables, tiny, and of held slacks, 0 so that no violation is hidden.
+
+    Args:
+        natural: The result of ``natural_weight``, (*lead, N).
+        n: Number of variables without slacks.
+    """
     return torch.cat([HELD * natural[..., :n], torch.zeros_like(natural[..., n:])], -1)
 
 

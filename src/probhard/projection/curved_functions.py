@@ -2,7 +2,7 @@
 
     h(u) = 0,     A u - b = 0,     g(u) + s = 0,   s >= 0.
 
-An inequality that is not active is switched off: its row becomes ``s = 0`` with the slack left to be computed from u.
+An inactive inequality is switched off: its row becomes ``s = 0``, and its slack is computed from u.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from probhard.rows.base import Structure
 
 @dataclass(frozen=True)
 class Piece:
-    """One function of u alone."""
+    """One function of u, without slacks.
+
+    Args:
+        function: The function.
+        unequal: Whether it means ``g(u) <= 0``.
+    """
 
     function: NonlinearEquality
-    unequal: bool  # whether it stands for g(u) <= 0
+    unequal: bool
 
 
 class JointFunction:
     """The functions of all parts joined: equalities, linear rows, and inequalities with their slacks.
 
     Args:
-        parts: The constraint, taken apart.
+        parts: The parts of the constraint.
         like: A tensor of the dtype and device to work in.
     """
 
@@ -79,7 +84,7 @@ class JointFunction:
             active: 1 for active inequalities, 0 for others, (*lead, inequalities); all active if None.
 
         Returns:
-            The equation in (u, s); a plain constraint itself, with the structure of its rows.
+            The equation in (u, s); a plain constraint unchanged, with the structure of its rows.
         """
         if self.plain:
             return self.pieces[0].function
@@ -114,7 +119,7 @@ class JointFunction:
         return torch.cat(rows, -2)
 
     def _with_data(self, data: tuple[Any, ...]) -> list[tuple[Piece, tuple[Any, ...]]]:
-        """Each piece with its own arguments out of all."""
+        """Each piece with its own share of the arguments."""
         pairs, start = [], 0
         for piece in self.pieces:
             end = start + len(piece.function.args)
@@ -123,13 +128,13 @@ class JointFunction:
         return pairs
 
     def switched(self, equation: NonlinearEquality, active: Tensor) -> NonlinearEquality:
-        """The same equation with other inequalities active."""
+        """The same equation with other active inequalities (*lead, inequalities)."""
         if self.plain:
             return equation
         return equation.with_args((*equation.args[:-1], active))
 
     def active(self, side: Tensor) -> Tensor:
-        """1 for inequalities whose slack is held at 0, else 0; (*lead, inequalities)."""
+        """1 for inequalities whose slack is held at 0, else 0, (*lead, inequalities), from sides (*lead, N)."""
         return (side[..., self.variables :] != 0).to(torch.float64)
 
     def no_slack(self, lead: torch.Size) -> Tensor:
@@ -140,31 +145,31 @@ class JointFunction:
         """The equation of points whose leading dimensions are flattened to one.
 
         Raises:
-            ParameterError: If the data of the functions does not broadcast with ``lead``.
+            ParameterError: The data of the functions does not broadcast with ``lead``.
         """
         lead = lead or torch.Size((1,))
         equation = self.equation().select(torch.arange(math.prod(lead)), lead)
         if equation is None:
             raise ParameterError(
                 f"The data of the functions does not broadcast with a batch of shape {tuple(lead)}.",
-                "Points are solved apart from each other, each with its own data.",
+                "Each point is solved separately, with its own data.",
                 "Give every tensor in args the shape (*batch, own dimension).",
             )
         return equation
 
     def slacks(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
-        """``-g(u)`` at the variables of v, (L, inequalities)."""
+        """``-g(u)`` at v = (u, s), (L, inequalities)."""
         return -equation.residual(self._without_slack(v))[..., self.unequal]
 
     def magnitudes(self, equation: NonlinearEquality, v: Tensor) -> Tensor:
-        """The size of the terms of ``g(u)`` that should cancel, (L, inequalities)."""
+        """Size of the terms that cancel in ``g(u)``, (L, inequalities)."""
         return equation.scale(self._without_slack(v))[..., self.unequal]
 
     def _without_slack(self, v: Tensor) -> Tensor:
         return torch.cat([v[..., : self.variables], self.no_slack(v.shape[:-1])], -1)
 
     def pinned(self, z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Points and bounds (*lead, n) with known values substituted, as bounds that coincide."""
+        """Points and bounds (*lead, n) with known values substituted as equal bounds."""
         if self.system is None or self.system.pins is None:
             return z, lower, upper
         assert self.parts.linear is not None

@@ -1,4 +1,4 @@
-"""Why no point was found: rows that the bounds cannot meet, or a certificate that the set is empty."""
+"""Why a projection failed: rows that the bounds make infeasible, or a certificate that the set is empty."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from probhard.rows.disjoint import DisjointRows
 from probhard.rows.maps import DenseMap, SparseMap
 from probhard.rows.system import LinearSystem
 
-LARGEST = 20_000  # variables up to which emptiness is looked for
+LARGEST = 20_000  # largest number of variables for which emptiness is checked
 
 
 def check_capacity(parts: Parts, like: Tensor) -> None:
-    """Raise where a linear equality asks for more, or less, than the bounds allow; eager mode only.
+    """Check that the bounds allow every linear equality; eager mode only.
 
-    Sets that are a single point within rounding pass: 1e-12 relative in float64, 1e-6 in float32.
+    The relative tolerance is 1e-12 in float64 and 1e-6 in float32, so sets of a single point pass.
+
+    Args:
+        parts: The parts of the constraint.
+        like: A tensor of the dtype and device to work in.
+
+    Raises:
+        InfeasibleError: A right-hand side is out of the range that the bounds allow.
     """
     if parts.linear is None or parts.box is None or not checking():
         return
@@ -36,17 +43,25 @@ def check_capacity(parts: Parts, like: Tensor) -> None:
     if bool((gap > 0).any()):
         at = tuple(int(i) for i in (gap > 0).nonzero()[0])
         where = f" in batch element {at[:-1]}" if len(at) > 1 else ""
-        found = [float(x.expand(gap.shape)[at]) for x in (b, bottom, top)]
+        requested, least, most = (float(x.expand(gap.shape)[at]) for x in (b, bottom, top))
         raise InfeasibleError(
-            f"Row {at[-1]} of {type(linear).__name__} asks for {found[0]:.8g}{where}, but the bounds only allow "
-            f"{found[1]:.8g} to {found[2]:.8g}.",
+            f"Row {at[-1]} of {type(linear).__name__} asks for {requested:.8g}{where}, but the bounds only allow "
+            f"{least:.8g} to {most:.8g}.",
             "No point satisfies both: the set is empty.",
             "Relax the bounds, or correct the right-hand side.",
         )
 
 
 def check_sides(least: Tensor, most: Tensor) -> None:
-    """Raise where a row is to be at least more than it may be at most; eager mode only."""
+    """Check the limits of two-sided rows; eager mode only.
+
+    Args:
+        least: Lower limits, (*batch, slices).
+        most: Upper limits, (*batch, slices).
+
+    Raises:
+        InfeasibleError: A lower limit is above its upper limit.
+    """
     gap = least - most
     bad = gap > 1e-12 * (least.abs() + most.abs())
     if checking() and bool(bad.any()):
@@ -80,7 +95,18 @@ def _range(rows: SparseMap | DenseMap | Structure, lower: Tensor, upper: Tensor)
 def empty_set(
     parts: Parts, rows: sp.csr_array | None, right: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[str, str, str] | None:
-    """What makes ``rows v = right`` within the bounds empty, if that can be shown: what, why, and what to do."""
+    """Explain why ``rows v = right`` within the bounds has no solution.
+
+    Args:
+        parts: The parts of the constraint, for names.
+        rows: The lifted rows, (q, N).
+        right: Right-hand sides, (q,).
+        lower: Lower bounds, (N,).
+        upper: Upper bounds, (N,).
+
+    Returns:
+        The three parts of an error; None if a solution may exist.
+    """
     if rows is None or rows.shape[1] > LARGEST:
         return None
     b, low, high = (x.detach().cpu().double().numpy() for x in (right, lower, upper))
@@ -99,8 +125,8 @@ def empty_set(
             "Relax the bounds, or correct the right-hand side.",
         )
     bounds = np.stack([low, high], 1)
-    found = scipy.optimize.linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=b, bounds=bounds, method="highs")
-    if found.status == 2:
+    program = scipy.optimize.linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=b, bounds=bounds, method="highs")
+    if program.status == 2:
         return (
             f"The constraints {parts.constraint!r} contradict each other",
             "No point satisfies all of them.",
@@ -110,7 +136,7 @@ def empty_set(
 
 
 def matrix_of(system: LinearSystem) -> sp.csr_array | None:
-    """All rows of a system, where they are shared."""
+    """All rows of a system, (q, n); None if they differ between batch elements."""
     if system.matrix is not None:
         return system.matrix
     if isinstance(system.map, DenseMap):
@@ -121,10 +147,10 @@ def matrix_of(system: LinearSystem) -> sp.csr_array | None:
 def _product(matrix: sp.csr_array, x: np.ndarray) -> np.ndarray:
     """Row sums in which an infinite bound counts only where the row has an entry."""
     entries = sp.coo_array(matrix)
-    found = np.zeros(matrix.shape[0])
+    sums = np.zeros(matrix.shape[0])
     with np.errstate(invalid="ignore"):
-        np.add.at(found, entries.coords[0], entries.data * x[entries.coords[1]])
-    return found
+        np.add.at(sums, entries.coords[0], entries.data * x[entries.coords[1]])
+    return sums
 
 
 def _name(parts: Parts, row: int) -> str:

@@ -1,10 +1,10 @@
-"""Projection on fields whose total variation never grows from slice to slice (TVD), one slice after the other.
+"""Projection on fields whose total variation does not grow in time (TVD), slice by slice.
 
-The first slice is clipped to the bounds. Each further one is the nearest profile with
+The first slice is clipped to the bounds. Each later slice is the nearest profile with
 
     TV(u_t) <= TV(u_{t-1}),     lower <= u_t <= upper,
 
-u_{t-1} the projected slice. Let T_t be the tangent of a slice under a fixed amount, k_t its derivative in the amount
+where u_{t-1} is projected. Let T_t be the tangent of a slice for a fixed amount, k_t its derivative in the amount
 and s_t the signs of its jumps. A change x of the field moves it by ``du_t = T_t x_t + k_t e_t``, where
 ``e_t = s_{t-1} . du_{t-1}`` is the change of the amount. Slices of a diagonal covariance are independent, so
 
@@ -26,7 +26,7 @@ from probhard.tangent.profiles import FieldTangent, Pooling
 
 
 class DiminishingProjector(Projector):
-    """Fields over time and space whose variation in space does not grow in time.
+    """Projects fields over time and space so that their variation in space does not grow in time.
 
     Args:
         shape: Number of times and of points in space, (nt, nx); fields are flattened time-major.
@@ -35,7 +35,7 @@ class DiminishingProjector(Projector):
         weight: Metric weight over (*batch, nt * nx).
 
     Raises:
-        ShapeError: If the weight does not have nt * nx variables.
+        ShapeError: The weight does not have nt * nx variables.
     """
 
     moments_from = "monte-carlo"
@@ -45,7 +45,7 @@ class DiminishingProjector(Projector):
         if weight.shape[-1] != shape[0] * shape[1]:
             raise ShapeError(
                 f"A field of {shape[0]} x {shape[1]} values got a weight of {weight.shape[-1]} variables.",
-                "The event is the field, flattened time-major.",
+                "The variables are the field, flattened time-major.",
                 f"Give the distribution {shape[0] * shape[1]} variables, or correct the shape.",
             )
         self.shape, self.weight = shape, weight
@@ -70,7 +70,12 @@ class DiminishingProjector(Projector):
 
 
 class DiminishingTangent(FieldTangent):
-    """The tangents of the slices, chained through the amounts that one slice allows the next."""
+    """The tangents of the slices, chained through the amount that each slice allows the next.
+
+    Args:
+        field: The projected field, (*lead, nt, nx).
+        slices: The tangents of its slices.
+    """
 
     def __init__(self, field: Tensor, slices: list[Pooling]) -> None:
         self.lead, self.slices = field.shape, slices

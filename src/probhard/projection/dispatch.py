@@ -1,4 +1,4 @@
-"""The dispatch table: which projector serves which constraints, chosen from the data, not from the caller's class.
+"""The dispatch table: which projector handles which parts. The choice depends on the data, not on the class.
 
 | parts                                                          | projector                | method                |
 |----------------------------------------------------------------|--------------------------|-----------------------|
@@ -7,7 +7,7 @@
 | anything with a ConvexProgram                                  | ``ProgramProjector``     | cone solver, polished |
 | total variation diminishing, and bounds of the field           | ``DiminishingProjector`` | taut strings in time  |
 | one monotone or TV shape, bounds, a row each (also two-sided)  | ``PooledProjector``      | pooling, taut string  |
-| values that are 0 or not small, alone or as one monotone shape | ``PooledProjector``      | all numbers of zeros  |
+| semicontinuous values, alone or as one monotone shape          | ``PooledProjector``      | branch and bound      |
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
 | bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
@@ -50,16 +50,23 @@ from probhard.rows.disjoint import DisjointRows
 
 @dataclass(frozen=True)
 class Plan:
-    """What a constraint means for n variables, found once while its data stay as they are."""
+    """The parts of a constraint for n variables, cached until its data are changed in place.
+
+    Args:
+        parts: The parts.
+        data: The data of the constraint.
+        versions: torch's version of each tensor of the data, which every change in place increases.
+        routes: The projectors, by whether the weight is diagonal.
+    """
 
     parts: Parts
     data: tuple[Tensor, ...]
-    versions: tuple[int, ...]  # of the data, which torch counts up when a tensor is changed in place
-    routes: dict[bool, Route]  # by whether the weight is diagonal
+    versions: tuple[int, ...]
+    routes: dict[bool, Route]
 
     @property
     def current(self) -> bool:
-        """Whether no data was changed in place since."""
+        """Whether no data has been changed in place."""
         return all(x._version == version for x, version in zip(self.data, self.versions))
 
 
@@ -73,11 +80,12 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
         constraint: What to project on.
         z: Points (*samples, *batch, n), for their shape.
         weight: W of the metric.
-        options: How the layer wants its projections done.
+        options: Options of the layer.
 
     Raises:
-        ParameterError: No method serves these constraints together, or under this metric.
-        ShapeError: Points and constraint do not fit each other.
+        ParameterError: No method handles these parts together, or under this metric.
+        ShapeError: Points and constraint do not fit.
+        InfeasibleError: The constraint is empty and ``options.validate`` is set.
     """
     plan = _plan(constraint, z)
     broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
@@ -88,7 +96,7 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
 
 
 def _plan(constraint: Constraint, z: Tensor) -> Plan:
-    """The plan for points like z, kept with the constraint where its data are constant."""
+    """The plan for points like z, cached on the constraint if its data are constant."""
     n = z.shape[-1] if z.dim() else 0
     known = constraint.plans.get(n) if isinstance(constraint, Constraint) and checking() else None
     if known is not None and known.current:
@@ -96,7 +104,7 @@ def _plan(constraint: Constraint, z: Tensor) -> Plan:
     if not isinstance(constraint, Constraint):
         raise ParameterError(
             f"DPPL got a {type(constraint).__name__} as its constraint.",
-            "It projects on constraints of this library.",
+            "It projects on constraints of probhard.",
             "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'.",
         )
     constraint.check_event(z, "The distribution")
@@ -109,7 +117,7 @@ def _plan(constraint: Constraint, z: Tensor) -> Plan:
 
 
 def _route(parts: Parts, diagonal: bool) -> Route:
-    """The table above, from the data alone."""
+    """The table above."""
     if parts.only_equalities:
         return _linear if parts.nonlinear is None else _nonlinear
     if parts.semicontinuous:
@@ -142,7 +150,7 @@ def _only_ball(parts: Parts) -> bool:
 
 
 def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
-    """The direct method of one shape, if its bounds and rows fit it, else active sets."""
+    """The direct method of one shape if its bounds and rows allow it, else active sets."""
     (shape,) = parts.shapes
     assert isinstance(shape, Profiles)
     like = weight.variance.new_empty(0, dtype=torch.float64)
@@ -155,7 +163,7 @@ def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
 
 
 def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProjector:
-    """Values that are 0 or not small: each by itself, as a profile of one point, or along monotone profiles."""
+    """Semicontinuous values: each a profile of one point, or along monotone profiles."""
     alone = parts.linear is None and not (parts.inequalities or parts.shapes)
     shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
     others = parts.nonlinear or parts.curved or parts.convex_programs or parts.diminishing
@@ -165,26 +173,25 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
         least, profile = _least(parts, slices, like), _profile(parts, slices, like, options)
         if least is not None and profile is not None and (profile[2] is None or bool((profile[2] >= 0).all())):
             lower, upper, a, mass, most = profile
-            if upper is not None and parts.box is not None:  # equal, but for rounding to the precision of one of them
+            if upper is not None and parts.box is not None:  # equal up to rounding to the lower precision
                 data = (weight.variance, parts.box.upper, *(part.least for part in parts.semicontinuous))
                 close = max(ATTAINED[x.dtype] for x in data)
                 least = torch.where((least > upper) & (least - upper <= close * least), upper, least)
             return PooledProjector(direction, None, lower, upper, a, mass, weight, slices, most, least)
     raise ParameterError(
-        f"Values that are 0 or at least so much were joined with others in {parts.constraint!r}, under a metric of the "
-        f"kind {type(weight).__name__}.",
-        "Their zeros are searched for along whole monotone profiles, each with one least value, uniform bounds and at "
-        "most one row, the same for all, of weights that are not negative, and under a diagonal metric.",
+        f"Semicontinuous values are part of {parts.constraint!r}, under a metric of the kind {type(weight).__name__}.",
+        "The solver needs monotone profiles under a diagonal metric. Each profile has one least value, uniform bounds "
+        "and at most one row of non-negative weights, the same for all profiles.",
         "Join Semicontinuous with one Monotone, a Box, and a Conservation or LinearInequality.between per profile, or "
         "use it alone.",
     )
 
 
-Profile = tuple[Tensor | None, ...]  # lower and upper bounds, coefficients of the row, mass, largest mass if another
+Profile = tuple[Tensor | None, ...]  # lower and upper bounds, coefficients of the row, mass, largest mass or None
 
 
 def _profile(parts: Parts, slices: int, like: Tensor, options: Options) -> Profile | None:
-    """Bounds and row of each profile, checked; None if they are of a kind that has no direct method."""
+    """Bounds and row of each profile, checked; None if there is no direct method for them."""
     if parts.inequalities and parts.linear is not None:
         return None
     bounds = _uniform(parts, slices, like)
@@ -200,7 +207,7 @@ def _profile(parts: Parts, slices: int, like: Tensor, options: Options) -> Profi
 
 
 def _least(parts: Parts, slices: int, like: Tensor) -> Tensor | None:
-    """The smallest value that is not 0 of each profile (*batch, slices); None if it differs along a profile."""
+    """Smallest nonzero value of each profile (*batch, slices); None if it differs along a profile."""
     least = parts.semicontinuous[0].least.to(like)
     for part in parts.semicontinuous[1:]:
         least = torch.maximum(least, part.least.to(like))
@@ -221,11 +228,11 @@ def _uniform(parts: Parts, slices: int, like: Tensor) -> tuple[Tensor | None, Te
     return ends[0], ends[1]
 
 
-Row = tuple[Tensor | None, Tensor | None, Tensor | None]  # coefficients, mass, and largest mass if that is another
+Row = tuple[Tensor | None, Tensor | None, Tensor | None]  # coefficients, mass, largest mass or None
 
 
 def _two_sided(parts: Parts, slices: int, like: Tensor) -> Row | None:
-    """The row a of each profile with ``a . u <= d`` and ``-a . u <= e``; None if the rows are of another kind."""
+    """The row a of each profile with ``a . u <= d`` and ``-a . u <= e``; None for other rows."""
     matrix = parts.inequalities[0].prepared.matrix
     if len(parts.inequalities) > 1 or matrix is None or matrix.shape[0] != 2 * slices:
         return None
@@ -237,7 +244,7 @@ def _two_sided(parts: Parts, slices: int, like: Tensor) -> Row | None:
 
 
 def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
-    """The row of each profile and its mass (*batch, slices); None if the rows are of another kind."""
+    """The row of each profile and its mass (*batch, slices); None for other rows."""
     if parts.linear is None:
         return None, None, None
     system = parts.linear.system
@@ -263,8 +270,8 @@ def _diminishing(parts: Parts, weight: Covariance, options: Options) -> Diminish
     if others or bounds is None or not isinstance(weight, Diagonal):
         raise ParameterError(
             f"Total variation diminishing was joined with others in {parts.constraint!r}, or got a coupled metric.",
-            "It is projected slice after slice, with bounds of the whole field and a diagonal metric only.",
-            "Use per_slice(TotalVariation(bound), shape) for a convex set that joins with anything.",
+            "It is projected slice by slice, which allows only bounds of the whole field and a diagonal metric.",
+            "Use per_slice(TotalVariation(bound), shape), a convex set that joins with any other.",
         )
     lower, upper = (None if x is None else x[..., 0] for x in bounds)
     return DiminishingProjector(parts.diminishing.shape, lower, upper, weight)

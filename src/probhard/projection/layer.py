@@ -2,8 +2,15 @@
 
     u*(z) = argmin_{u feasible} |u - z|_Q^2,     Y ~ F(u*(mu), P Sigma P^T),     P = du*/dz at mu.
 
-The layer takes a distribution and a constraint and returns the projected distribution: mean and variance for training
-without sampling, and draws that are projected one by one, so that every one of them is feasible.
+The layer maps a distribution and a constraint to the projected distribution. Its mean and variance serve training
+without sampling. Every draw is projected and therefore feasible. The moments are computed in one of these ways:
+
+| ``covariance``  | moments                                                              | ``"auto"`` takes it for |
+|-----------------|----------------------------------------------------------------------|-------------------------|
+| ``delta``       | from the tangent at the mean                                         | equalities              |
+| ``censored``    | of the law projected on the equalities, clipped at the bounds        | bounds                  |
+| ``monte-carlo`` | of fixed antithetic draws                                            | other inequalities      |
+| ``keep``        | projected mean, unchanged covariance; draws are not feasible         | never                   |
 """
 
 from __future__ import annotations
@@ -30,19 +37,20 @@ FAILURES = ("raise", "flag", "resample")
 
 
 class DPPL(nn.Module):
-    """Projects distributions, points and samples onto constraints.
+    """Projects distributions, points and samples on constraints.
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"delta"`` uses the tangent at the mean; ``"censored"`` clips the marginals of the law projected on
-            the equalities; ``"monte-carlo"`` takes moments from fixed antithetic draws; ``"auto"`` is the first for
-            equalities, the second where bounds are added, the third otherwise. ``"keep"`` promises nothing about draws.
-        curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"``, the paper's, or ``"exact"``.
-        on_failure: What to do with draws that are not feasible: ``"raise"``, ``"flag"`` or ``"resample"``.
+        covariance: ``"auto"``, ``"delta"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
+        curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
+        on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
-        solver: None chooses; ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in
-            every step of a nonlinear projection, where the default does so only for points that are slow.
+        solver: ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in every step of a
+            nonlinear projection, which the default (None) only does for slow points.
         draws: Number of fixed draws of ``"monte-carlo"``.
+
+    Raises:
+        ParameterError: A choice is unknown, or there are fewer than two draws.
     """
 
     def __init__(
@@ -70,10 +78,24 @@ class DPPL(nn.Module):
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
 
     def extra_repr(self) -> str:
+        """The options that ``repr`` shows."""
         return f"covariance={self.covariance!r}, on_failure={self.on_failure!r}"
 
     def forward(self, dist: Any, constraint: Constraint) -> Projected | LocationScale:
-        """The projected distribution; a plain LocationScale, not feasible, with ``covariance="keep"``."""
+        """Project a distribution.
+
+        Args:
+            dist: A ``LocationScale``, a torch distribution or a ``Projected``, over (*batch, n).
+            constraint: What to project on.
+
+        Returns:
+            The projected law; with ``covariance="keep"`` a ``LocationScale``, whose draws are not feasible.
+
+        Raises:
+            ParameterError: Values are invalid, or no method handles the constraint.
+            ShapeError: Distribution and constraint do not fit.
+            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``.
+        """
         base = _full_precision(as_location_scale(dist, validate_args=False))
         if self.validate_args:
             base.validate()
@@ -95,21 +117,28 @@ class DPPL(nn.Module):
         return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
 
     def _kind(self, projector: Projector, constraint: Constraint) -> str:
-        """Where the moments come from."""
+        """How the moments are computed."""
         if self.covariance == "auto":
             return projector.moments_from
         if self.covariance == "censored" and projector.moments_from != "censored":
             raise ParameterError(
                 f"covariance='censored' got the constraint {constraint!r}.",
-                "Marginals are clipped in closed form where bounds are the only inequalities.",
-                "Use covariance='auto', which takes fixed draws here.",
+                "Marginals are clipped in closed form only if bounds are the only inequalities.",
+                "Use covariance='auto', which uses fixed draws here.",
             )
         return self.covariance
 
     def project(self, z: Tensor, constraint: Constraint, dist: Any = None, start: Tensor | None = None) -> Solution:
-        """Project points z (*samples, *batch, n).
+        """Project points.
 
-        ``dist`` gives the oblique metric its covariance; ``start`` is a guess of the answer for nonlinear constraints.
+        Args:
+            z: Points, (*samples, *batch, n).
+            constraint: What to project on.
+            dist: Distribution whose covariance the oblique metric uses.
+            start: Initial guess for nonlinear constraints, (*samples, *batch, n).
+
+        Raises:
+            ShapeError, ParameterError, InfeasibleError, ConvergenceError: As for distributions.
         """
         z = _at_least_single(z)
         if self.validate_args and checking():
@@ -119,11 +148,20 @@ class DPPL(nn.Module):
             return self._policy.solved(self._projector(z, cov, constraint), z, start)
 
     def project_samples(self, samples: Tensor, constraint: Constraint) -> Solution:
-        """Project an empirical law, samples (S, *batch, n); the oblique metric takes their own variances."""
+        """Project samples. The oblique metric uses their variances.
+
+        Args:
+            samples: (S, *batch, n).
+            constraint: What to project on.
+
+        Raises:
+            ShapeError: There is no sample dimension, or a single sample under a metric that needs variances.
+            ParameterError, InfeasibleError, ConvergenceError: As for distributions.
+        """
         if samples.dim() < 2 or (samples.shape[0] < 2 and not self.metric.fixed):
             raise ShapeError(
                 f"The samples have shape {tuple(samples.shape)}.",
-                "Samples lead, (S, *batch, n), and the oblique metric needs at least two for their variance.",
+                "Their shape is (S, *batch, n), and the oblique metric needs at least two samples for a variance.",
                 "Stack the members of the ensemble along a new first dimension.",
             )
         samples = _at_least_single(samples)
@@ -134,11 +172,15 @@ class DPPL(nn.Module):
             return self._policy.solved(self._projector(samples, cov, constraint), samples)
 
     def freeze(self, constraint: Constraint) -> FrozenProjection:
-        """A fixed metric and shared rows as one matrix product, for export."""
+        """Projection on shared linear rows as one matrix product, for export.
+
+        Raises:
+            ParameterError: The metric is not fixed, or the constraint is not a LinearEquality.
+        """
         if not self.metric.fixed or not isinstance(constraint, LinearEquality):
             raise ParameterError(
                 f"freeze() got the metric {type(self.metric).__name__} and a {type(constraint).__name__}.",
-                "Only a fixed metric and linear rows give one matrix for all inputs.",
+                "Only a fixed metric and linear rows have one matrix for all inputs.",
                 "Use metric='orthogonal' or a DiagonalMetric, LowRankMetric or DenseMetric.",
             )
         like = torch.zeros(constraint.variables, dtype=constraint.b.dtype, device=constraint.b.device)
@@ -148,7 +190,7 @@ class DPPL(nn.Module):
         return FrozenProjection(matrix.contiguous(), solution.value)
 
     def _projector(self, z: Tensor, cov: Covariance | None, constraint: Constraint) -> Projector:
-        """The constraint under this layer's metric, ready for points like z."""
+        """The projector for this constraint and metric, and points like z."""
         if cov is not None:
             _check_cov(z, cov)
         weight = cov if self.metric.oblique and cov is not None else self.metric.weight(z, cov)
@@ -168,22 +210,27 @@ class DPPL(nn.Module):
 
 
 class FrozenProjection(nn.Module):
-    """``u = P z + c`` as buffers: nothing but one matrix product, for ONNX and other exports."""
+    """``u = P z + c``, one matrix product, for ONNX and other exports.
+
+    Args:
+        matrix: P, (n, n).
+        offset: c, (*batch, n).
+    """
 
     matrix: Tensor
     offset: Tensor
 
     def __init__(self, matrix: Tensor, offset: Tensor) -> None:
         super().__init__()
-        self.register_buffer("matrix", matrix)  # (n, n)
-        self.register_buffer("offset", offset)  # (*batch, n)
+        self.register_buffer("matrix", matrix)
+        self.register_buffer("offset", offset)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Project points z (..., n)."""
+        """Project points z (*batch, n)."""
         return z @ self.matrix.mT + self.offset
 
     def variance(self, variance: Tensor) -> Tensor:
-        """Projected marginal variances from independent ones, (..., n)."""
+        """Projected marginal variances from those of independent variables, both (*batch, n)."""
         return variance @ self.matrix.square().mT
 
 
@@ -192,16 +239,18 @@ def _check_cov(z: Tensor, cov: Covariance) -> None:
         raise ShapeError(
             f"The points have {z.shape[-1]} variables, the distribution of the metric {cov.shape[-1]}.",
             "The oblique metric weighs each variable by its own variance.",
-            "Pass the distribution that the points belong to.",
+            "Pass the distribution of the points.",
         )
     broadcast_batch(z.shape[:-1], cov.shape[:-1], "the points", "the distribution")
 
 
 def _at_least_single(x: Tensor) -> Tensor:
-    """Half precision ruins constraints: bfloat16 and float16 are projected, and returned, in float32."""
+    """Convert half precision to float32: it is too coarse for constraints."""
     if not x.is_floating_point():
         raise ParameterError(
-            f"The points have the dtype {x.dtype}.", "A projection moves by fractions.", "Pass x.float() or x.double()."
+            f"The points have the dtype {x.dtype}.",
+            "Projected values are not integers.",
+            "Pass x.float() or x.double().",
         )
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 

@@ -1,13 +1,12 @@
-"""Polyhedral parts brought to rows and bounds alone, ``B v = b, lower <= v <= upper``, by auxiliary variables.
+"""Polyhedral parts written as rows and bounds, ``B v = b, lower <= v <= upper``, with auxiliary variables.
 
 | part                    | rows                                     | auxiliary variables        |
 |-------------------------|------------------------------------------|----------------------------|
-| ``A u = b``             | as they are                              |                            |
+| ``A u = b``             | unchanged                                |                            |
 | ``G u <= d``            | ``G u + s = d``                          | ``s >= 0``                 |
-| a ``Shape``             | ``B u + C s = r``                        | ``s >= 0``, maybe at a cost |
+| a ``Shape``             | ``B u + C s = r``                        | ``s >= 0``, optional cost  |
 
-Under a metric that couples variables, ``W = R R^T``, the variables are ``e`` with ``u = z + R e``: rows are
-multiplied by R, and a bounded ``u_i`` is an auxiliary variable of the row ``u_i - R_i e = z_i``.
+Metrics that couple variables have a lifting of their own, in ``coupled``.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ _KNOWN: Recent[Lifting] = Recent()
 
 @dataclass(frozen=True)
 class Lifting:
-    """The rows of all parts over the caller's n variables and some auxiliary ones."""
+    """The rows of all parts over the n variables and the auxiliary ones."""
 
     system: LinearSystem | None  # None if there are no rows
     extra: int  # auxiliary variables, all bounded below by 0
     owner: Tensor  # the row of each auxiliary variable, (extra,)
     stiffness: Tensor  # SLACK or SHARED, (extra,)
-    squares: SparseMap | None  # the squared entries of the caller's columns, to weigh rows
-    face: LinearSystem | None  # the rows with no variable held: faces hold variables by their weights
+    squares: SparseMap | None  # squared entries of the n columns, for the weights of rows
+    face: LinearSystem | None  # the rows with no variable held, since faces hold variables by their weights
 
     def natural(self, weight: Tensor) -> Tensor:
-        """Weights (*batch, extra) for auxiliary variables, like those of their rows."""
+        """Weights (*batch, extra) of auxiliary variables, like those of their rows, from weights (*batch, n)."""
         assert self.squares is not None
         sums = self.squares.at(weight).apply(weight)
         floor = sums.amax(-1, keepdim=True)  # rows of auxiliary variables alone
@@ -54,19 +53,28 @@ class Lifting:
 
 @dataclass(frozen=True)
 class Polyhedron:
-    """Rows, bounds and costs of shared rows in float64: all that does not depend on points or weights."""
+    """Shared rows, bounds and costs in float64, independent of points and weights."""
 
     lifting: Lifting
     system: LinearSystem | None
-    lower: Tensor
-    upper: Tensor
-    right: Tensor
-    costs: Tensor | None
+    lower: Tensor  # (*batch, n)
+    upper: Tensor  # (*batch, n)
+    right: Tensor  # (*batch, q)
+    costs: Tensor | None  # (*batch, extra)
     bounded_only: bool  # whether bounds are the only inequalities
 
 
 def polyhedron(parts: Parts, like: Tensor, validate: bool) -> Polyhedron:
-    """The polyhedron of some parts, checked if asked for; that of constant data is kept for each device."""
+    """The polyhedron of the parts, cached for each device if the data is constant.
+
+    Args:
+        parts: Polyhedral parts with shared rows.
+        like: A tensor of the dtype and device to work in.
+        validate: Check that the bounds allow the rows.
+
+    Raises:
+        InfeasibleError: They do not.
+    """
     if validate:
         check_capacity(parts, like)
     lifting = lift(parts)
@@ -74,14 +82,14 @@ def polyhedron(parts: Parts, like: Tensor, validate: bool) -> Polyhedron:
     sides, costs = right_sides(parts, like), linear_costs(parts, like)
     right = joined(sides) if sides else like
     total = None if costs is None else joined(costs)
-    made = Polyhedron(lifting, system, *parts.bounds(like), right, total, parts.bounded_only)
+    lifted = Polyhedron(lifting, system, *parts.bounds(like), right, total, parts.bounded_only)
     if parts.kept is not None:
-        parts.kept[Polyhedron, like.device, validate] = made
-    return made
+        parts.kept[Polyhedron, like.device, validate] = lifted
+    return lifted
 
 
 def lift(parts: Parts) -> Lifting:
-    """The lifting of shared rows, made once for the same parts."""
+    """The lifting of shared rows, from an LRU cache."""
     if not parts.inequalities and not parts.shapes:  # nothing to lift, and no cache that a compiled graph would change
         nothing = torch.zeros(0, dtype=torch.int64)
         system = None if parts.linear is None else without_complement(parts.linear.system)
@@ -94,7 +102,7 @@ def lift(parts: Parts) -> Lifting:
 
 
 def shared(parts: Parts) -> bool:
-    """Whether all rows are one matrix for the whole batch."""
+    """Whether the whole batch shares all rows."""
     system = None if parts.linear is None else parts.linear.system
     fixed = system is None or system.matrix is not None
     if system is not None and isinstance(system.map, DisjointRows):
@@ -137,14 +145,14 @@ def _unheld(system: LinearSystem | None) -> LinearSystem | None:
 
 
 def right_sides(parts: Parts, like: Tensor) -> list[Tensor]:
-    """The right-hand sides of all rows, in their order, each (*batch, rows)."""
+    """Right-hand sides (*batch, q) of each part, in the order of the rows, dtype and device of ``like``."""
     sides = [] if parts.linear is None else [parts.linear.b.to(like)]
     sides += [part.d.to(like) for part in parts.inequalities]
     return sides + [shape.right_side(parts.variables, like) for shape in parts.shapes]
 
 
 def linear_costs(parts: Parts, like: Tensor) -> list[Tensor] | None:
-    """Linear costs of the auxiliary variables (*batch, extra), by part; None if there are none."""
+    """Linear costs (*batch, k) of the auxiliary variables of each part, like ``like``; None without costs."""
     costs = [shape.cost(parts.variables, like) for shape in parts.shapes]
     if all(cost is None for cost in costs):
         return None
@@ -154,13 +162,13 @@ def linear_costs(parts: Parts, like: Tensor) -> list[Tensor] | None:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """Parts (*batch, k) one after the other in the last dimension."""
+    """Concatenate tensors (*batch, k) along the last dimension."""
     shape = broadcast(*(part.shape[:-1] for part in parts))
     return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], -1)
 
 
 def without_complement(system: LinearSystem) -> LinearSystem:
-    """The system with a factor of ``B W B^T`` itself: the complement's would divide by weights that are almost 0."""
+    """The system factored by ``B W B^T``, since the complement would divide by weights that are almost 0."""
     if not isinstance(system.core, NullRows):
         return system
     twin: LinearSystem | None = vars(system).get("_rows_form")

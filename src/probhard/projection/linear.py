@@ -1,4 +1,4 @@
-"""``A u = b`` in closed form: one tangent serves values, moments and derivatives."""
+"""Projection on ``A u = b`` in closed form. One tangent gives values, moments and derivatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from probhard.tangent import DenseTangent, Differential, tangent_of
 
 
 class LinearProjector(Projector):
-    """``A u = b`` in closed form."""
+    """Projects on ``A u = b`` in closed form.
+
+    Args:
+        constraint: The rows.
+        weight: W, over (*batch, n).
+        options: Options of the layer.
+
+    Raises:
+        InfeasibleError: W leaves a row no variable to move, and ``options.validate`` is set.
+    """
 
     def __init__(self, constraint: LinearEquality, weight: Covariance, options: Options) -> None:
         self.constraint, self.validate, self.oblique = constraint, options.validate, options.oblique
@@ -34,7 +43,7 @@ class LinearProjector(Projector):
         return solution, solution.value, scale, self.tangent
 
     def _finished(self, value: Tensor) -> Solution:
-        """Points with their status; those above rounding get one step of refinement."""
+        """Points with their status; one refinement step if a residual is above rounding."""
         residual = self.constraint.relative_violation(value)
         rounding = max(1e-2 * TOLERANCE[value.dtype], 8 * torch.finfo(value.dtype).eps)
         if checking() and bool((residual > rounding).any()):

@@ -4,7 +4,7 @@
 
 ``solvers.sqp`` finds the points without gradients, which are attached afterwards. With Gauss-Newton curvature (the
 paper's) that is one linear projection with the Jacobian at the solution. With exact curvature the adjoint system
-``(I + P W C) x = P W g`` is solved by conjugate gradients, C the multipliers times the Hessians.
+``(I + P W C) x = P W g`` is solved by conjugate gradients. C is the sum of the multipliers times the Hessians.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DENSE_VARIABLES = 256  # largest number of variables whose exact KKT system is s
 
 
 class NonlinearProjector(Projector):
-    """``h(u) = 0`` with linear rows, which the point is projected on first and which every step satisfies.
+    """Projects on ``h(u) = 0`` and linear rows. Points are projected on the rows first; every step satisfies them.
 
     Args:
         linear: The linear rows, or None.
         curved: h.
         weight: W, over (*batch, n).
-        options: How to project.
+        options: Options of the layer.
 
     Raises:
-        ProbhardError: If the linear rows contradict each other and ``options.validate`` is set.
+        InfeasibleError: W leaves a linear row no variable to move, and ``options.validate`` is set.
     """
 
     local = True
@@ -122,7 +122,14 @@ class NonlinearProjector(Projector):
 
 
 class NonlinearTangent(Differential):
-    """The tangent of a nonlinear projection at its solution; the tangent of the linear rows is applied first."""
+    """The tangent of a nonlinear projection at its solution; the tangent of the linear rows is applied first.
+
+    Args:
+        projector: The projector.
+        z: Points after the projection on the linear rows, (*lead, n).
+        value: The nearest points, (*lead, n).
+        iterates: The result of the solver.
+    """
 
     def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, iterates: Iterates) -> None:
         self.projector, self.z, self.value, self.iterates = projector, z, value, iterates
@@ -155,7 +162,7 @@ class NonlinearTangent(Differential):
         return x if self.projector.first is None else self.projector.first.transpose(x)
 
     def variance(self, cov: Covariance | None = None) -> Tensor:
-        """``diag(P C P^T)``, (*batch, n); None is the oblique case, where C is the weight of the projector."""
+        """``diag(P C P^T)``, (*batch, n); if None, C is the weight of the projector."""
         if cov is None and not self.projector.exact:
             return self.linearised.variance()
         cov = (self.projector.weight if cov is None else cov).to(torch.float64)
@@ -176,12 +183,12 @@ class NonlinearTangent(Differential):
         return self.value.requires_grad or weight.requires_grad or cov.diagonal().requires_grad
 
     def _dense_variance(self, cov: Covariance) -> Tensor:
-        """Exact variances with exact gradients under any weight, from the dense KKT system; for few variables."""
+        """Exact variances and gradients under any weight, from the dense KKT system; for few variables."""
         n, rows = self.value.shape[-1], self.linearised
         if n > DENSE_VARIABLES:
             raise ParameterError(
                 f"curvature='exact' was asked for gradients of the variances of {n} variables.",
-                f"They need the Hessians as matrices, which is done up to {DENSE_VARIABLES} variables.",
+                f"They need dense Hessians, which are formed for up to {DENSE_VARIABLES} variables.",
                 "Use curvature='gauss-newton', or covariance='monte-carlo' with exact curvature.",
             )
         multiplier = rows.multiplier(rows.core.apply(self.z - self.value))

@@ -1,4 +1,4 @@
-"""A constraint's parts by role, in the simplest terms, for a known number of variables."""
+"""The parts of a constraint by role, resolved for a known number of variables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from probhard.constraints.shapes import Shape
 from probhard.constraints.variation import TotalVariationDiminishing
 from probhard.errors import ParameterError
 
-SINGLE = ("linear", "nonlinear", "box", "diminishing")  # roles of which there is at most one part
+SINGLE = ("linear", "nonlinear", "box", "diminishing")  # roles with at most one part
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What there is to satisfy: one field for each role of a constraint."""
+    """The parts of a constraint, one field per role."""
 
     constraint: Constraint
     variables: int
@@ -39,13 +39,11 @@ class Parts:
     diminishing: TotalVariationDiminishing | None = None
     convex_programs: tuple[ConvexProgram, ...] = ()
     semicontinuous: tuple[Semicontinuous, ...] = ()
-    kept: dict[Any, Any] | None = field(
-        default=None, compare=False
-    )  # derived from the data alone; None if not constant
+    kept: dict[Any, Any] | None = field(default=None, compare=False)  # cache; None if the data is not constant
 
     @property
     def only_equalities(self) -> bool:
-        """Whether there is nothing but equalities."""
+        """Whether all parts are equalities."""
         return self.box is None and self.bounded_only
 
     @property
@@ -56,7 +54,7 @@ class Parts:
 
     @property
     def polyhedral(self) -> bool:
-        """Whether there is nothing curved."""
+        """Whether no part is curved."""
         return self.nonlinear is None and not (self.curved or self.diminishing or self.convex_programs)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,14 +70,22 @@ ROLES = {field.name for field in fields(Parts)} - {"constraint", "variables", "b
 
 
 def parts_of(constraint: Constraint, n: int) -> Parts:
-    """The parts of a constraint on n variables."""
+    """The parts of a constraint on n variables.
+
+    Args:
+        constraint: The constraint.
+        n: Number of variables.
+
+    Raises:
+        ParameterError: A part has a role that no projector handles.
+    """
     groups: dict[str, list[Any]] = {}
     for part in constraint.resolve(n).parts():
         if part.role not in ROLES:
             raise ParameterError(
                 f"DPPL got a {type(part).__name__} as its constraint.",
-                "It is not a constraint that a projector knows.",
-                "Pass constraints of this library, or several joined by '&'.",
+                "No projector handles it.",
+                "Pass constraints of probhard, or several joined by '&'.",
             )
         groups.setdefault(part.role, []).append(part)
     by_role: dict[str, Any] = {role: group[0] if role in SINGLE else tuple(group) for role, group in groups.items()}

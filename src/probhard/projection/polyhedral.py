@@ -1,10 +1,9 @@
-"""Projection on a polyhedron: find the face that the nearest point lies on, then project on that face in closed form.
+"""Projection on a polyhedron: find the face of the nearest point, then project on that face in closed form.
 
-The solvers say on which side of its bounds every variable ends; they work without gradients. What is differentiated
-is one linear projection with the variables at their bounds held there (weight 0, value the bound), so value, gradients
-in points, weights, right-hand sides and bounds, and the exact first-order covariance all come from the tangent of
-equalities. At a kink, where a variable touches its bound without being pressed on it, it counts as free under bounds
-alone and under active sets, as held where one multiplier per row is searched for (so that a vertex has no variance).
+The solvers return the side of its bounds that each variable ends on, without gradients. On that face the projection is
+linear: held variables have weight 0 and the value of their bound. Values, gradients and the first-order covariance come
+from the tangent of equalities. A variable that touches its bound with multiplier 0 counts as free. Under ``single_row``
+it counts as held, so that a vertex has no variance.
 """
 
 from __future__ import annotations
@@ -34,31 +33,36 @@ from probhard.tangent.base import Differential
 from probhard.tangent.linear import DiagonalTangent
 
 ROUNDING = 1e-15
-SPREAD = 1e-8  # weight of a held variable in the sparse factor's variances, which are differences of large numbers
+SPREAD = 1e-8  # weight of a held variable for the variances of a sparse factor, which are differences of large numbers
 FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points over all leading dimensions with auxiliary variables, and all that belongs to them, (*lead, n + extra)."""
+    """Points with auxiliary variables, their weights and bounds, (*lead, n + extra)."""
 
     z: Tensor
     weight: Tensor
-    natural: Tensor  # weights of at least the floor, and those of auxiliary variables like their rows'
+    natural: Tensor  # weights, at least the floor; of auxiliary variables like those of their rows
     lower: Tensor
     upper: Tensor
     right: Tensor  # (*lead, rows)
 
 
 class FaceProjector(Projector):
-    """Bounds, rows and shapes with shared rows, under a diagonal weight."""
+    """Projects on bounds, rows and shapes with shared rows, under a diagonal weight.
+
+    Args:
+        parts: The parts of the constraint, all polyhedral.
+        weight: W, over (*batch, n).
+        options: Options of the layer; with ``validate``, an empty set raises an InfeasibleError.
+    """
 
     def __init__(self, parts: Parts, weight: Diagonal, options: Options) -> None:
         self.parts, self.options = parts, options
         self.weight = weight.variance.to(torch.float64)
-        kept = parts.kept or {}
-        set_: Polyhedron | None = kept.get((Polyhedron, self.weight.device, options.validate))
-        self.set = polyhedron(parts, self.weight.new_empty(0), options.validate) if set_ is None else set_
+        known: Polyhedron | None = (parts.kept or {}).get((Polyhedron, self.weight.device, options.validate))
+        self.set = polyhedron(parts, self.weight.new_empty(0), options.validate) if known is None else known
         self.extra = self.set.lifting.extra  # number of auxiliary variables
         self.moments_from = "censored" if self.set.bounded_only else "monte-carlo"
         self.has_equalities = parts.linear is not None
@@ -83,7 +87,7 @@ class FaceProjector(Projector):
         value = held
         if tangent is not None:
             value = tangent.project(held, points.right)
-            again = torch.where(free, value, held)  # one refinement: held variables keep their bounds exactly
+            again = torch.where(free, value, held)  # one refinement step: held variables stay exactly at their bounds
             value = torch.where(free, tangent.project(again, points.right), held)
         value = value[..., :n]
         if self.parts.box is not None:
@@ -97,15 +101,15 @@ class FaceProjector(Projector):
         return finished(self.parts, z, value, FaceTangent(self, tangent, spread, free), steps, done)
 
     def _clipped(self, z: Tensor) -> Solution:
-        """Bounds alone: every variable for itself, in the precision of z."""
+        """Bounds alone, variable by variable, in the precision of z."""
         lower, upper = self.parts.bounds(z)
         z = z.expand(broadcast(z.shape, self.weight.shape))
         below, above = z < lower, z > upper
         if self.parts.box is not None:
-            # a bound may be one number for all, so widths are looked at before it is expanded
+            # compared before they are expanded, since a bound may be one number
             above = above | equal_bounds(self.parts.box.lower, self.parts.box.upper).to(z.device)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (z, lower, upper)):
-            value = torch.where(below, lower, torch.where(above, upper, z))  # no gradient where a width is 0
+            value = torch.where(below, lower, torch.where(above, upper, z))  # no gradient between equal bounds
         else:
             value = torch.clamp(z, lower, upper)
         count = torch.ones(value.shape[:-1], dtype=torch.int64, device=z.device)
@@ -122,7 +126,6 @@ class FaceProjector(Projector):
         return None if reason is None else InfeasibleError(reason[0] + where + ".", *reason[1:])
 
     def _points(self, z: Tensor) -> Points:
-        """Everything over all leading dimensions."""
         n, set_, weight = self.parts.variables, self.set, self.weight
         lower, upper, right = set_.lower, set_.upper, set_.right
         lead = broadcast(z.shape[:-1], weight.shape[:-1], lower.shape[:-1], upper.shape[:-1], right.shape[:-1])
@@ -139,7 +142,7 @@ class FaceProjector(Projector):
             lower = torch.cat([lower.expand(*lead, n), zeros], -1)
             upper = torch.cat([upper.expand(*lead, n), zeros + torch.inf], -1)
         if system is not None and system.core is None and system.pins is not None:
-            # Known values are all the rows there are: bounds of width 0.
+            # all rows are known values: equal bounds
             known, pinned = system.substitute(z.expand(*lead, -1), right)[0], system.pins.variable
             lower, upper = (x.expand(*lead, -1).index_copy(-1, pinned, known[..., pinned]) for x in (lower, upper))
         size = (*lead, n + self.extra)
@@ -176,7 +179,7 @@ class FaceProjector(Projector):
         return active_set.solve(problem)
 
     def _held(self, points: Points, faces: Faces, side: Tensor) -> Tensor:
-        """The points, with held variables at their bounds and auxiliary ones at their values: moving these is free."""
+        """The points with held variables at their bounds and auxiliary ones, which cost nothing, at their values."""
         n, bound = self.parts.variables, torch.where(side < 0, points.lower, points.upper)
         held = torch.where(side == 0, points.z, torch.where(torch.isfinite(bound), bound, 0.0))
         if not self.extra:
@@ -194,7 +197,7 @@ class FaceProjector(Projector):
 
 
 def censored_laws(parts: Parts, base: LocationScale, weight: Covariance, options: Options) -> CensoredMarginals:
-    """The law projected on the linear equalities, if there are any, its marginals clipped at the bounds."""
+    """Marginals of the base law projected on the linear equalities, if any, clipped at the bounds."""
     loc, scale = base.loc, None
     if parts.linear is not None:
         _, loc, scale, _ = LinearProjector(parts.linear, weight.to(loc.dtype), options).moments(loc, base.cov)
@@ -206,15 +209,15 @@ def censored_laws(parts: Parts, base: LocationScale, weight: Covariance, options
 def finished(
     parts: Parts, z: Tensor, value: Tensor, tangent: Differential, steps: Tensor, settled: Tensor, local: bool = False
 ) -> Solution:
-    """Points in the precision of z, never rounded out of their bounds, with their status.
+    """A solution in the precision of z, never rounded out of its bounds.
 
     Args:
-        parts: What they must satisfy.
-        z: The points that were projected, (*samples, *batch, n).
-        value: Their projections, clipped to the bounds, so that all but the bounds is checked.
-        tangent: At the projections.
-        steps: Taken for each point.
-        settled: Whether the solver came to an end.
+        parts: The parts of the constraint.
+        z: Points to project, (*lead, n).
+        value: Their projections within the bounds, (*lead, n); only the other parts are checked.
+        tangent: The tangent at the projections.
+        steps: Number of iterations, (*lead,).
+        settled: Whether the solver converged, (*lead,).
         local: Whether the set is not convex.
     """
     if z.dtype != value.dtype:
@@ -227,7 +230,7 @@ def finished(
 
 
 def _relative_violation(parts: Parts, value: Tensor, z: Tensor) -> Tensor:
-    """Of all parts but the bounds, relative to terms of at least a millionth of the points."""
+    """Largest relative violation of all parts but the bounds; see ``Constraint.relative_violation``."""
     size = torch.maximum(z.abs().amax(-1, keepdim=True), value.abs().amax(-1, keepdim=True))
     worst = value.new_zeros(value.shape[:-1])
     for part in (parts.linear, parts.nonlinear, *parts.inequalities, *parts.shapes, *parts.curved):
@@ -237,10 +240,7 @@ def _relative_violation(parts: Parts, value: Tensor, z: Tensor) -> Tensor:
 
 
 def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Values clipped to their bounds, and put on a bound that is within the rounding of ``z - w p``; gradients stay.
-
-    So bounds hold exactly, and sums of zeros are zero.
-    """
+    """Clip u (*lead, n) to its bounds, and move it to a bound within the rounding of z; gradients are unchanged."""
     with torch.no_grad():
         fixed, size = u.clamp(lower, upper), z.abs().mul_(ROUNDING)
         for bound in (lower, upper):
@@ -252,7 +252,7 @@ def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 
 class FaceTangent(Differential):
-    """The tangent of the face: inputs and outputs of held variables are 0, the rest is the tangent of the rows."""
+    """The tangent of a face: that of the rows (``inner``), with 0 for all but the free variables (*lead, N)."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class FaceTangent(Differential):
         return super().variance(cov)
 
     def _padded(self, x: Tensor) -> Tensor:
-        """Free inputs, auxiliary ones 0."""
+        """Inputs (*lead, N): 0 for held and auxiliary variables."""
         x = x.to(torch.float64)
         if self.extra:
             x = torch.cat([x, x.new_zeros(*x.shape[:-1], self.extra)], -1)

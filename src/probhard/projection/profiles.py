@@ -1,4 +1,4 @@
-"""Projection of monotone profiles and profiles of bounded or penalised variation, under a diagonal weight.
+"""Projection on monotone profiles and profiles of bounded or penalised variation, under a diagonal weight.
 
     u* = argmin |u - z|_Q^2 / 2 (+ amount TV(u))   subject to  a shape,  lower <= u <= upper,  mass <= a . u <= most.
 
@@ -7,9 +7,9 @@ gives the closed form, with the symbols of ``tangent.profiles``,
 
     u = F M (z - amount W s) + bounds - B S^-1 (C^T F M (z - amount W s) + C^T bounds - (mass, amount)).
 
-The term ``amount W s`` belongs to a penalty only. Gradients are those of the closed form. Weights below 1e-12 of a
-profile's largest are raised to that, so a variable without variance moves only if it must; weights that are all 0 count
-as equal. If values are 0 or not small (``solvers.profiles.phases``), the zeros are constant too.
+Only a penalty has the term ``amount W s``. Gradients are those of the closed form. Weights below 1e-12 of the largest
+of a profile are raised to that, so a variable without variance moves only if it must. Weights that are all 0 count as
+equal. The zeros of semicontinuous values (``solvers.profiles.phases``) are constant, too.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ProfileSet:
     amount: Tensor | None = None  # bound or penalty of TV
     lower: Tensor | None = None
     upper: Tensor | None = None
-    mass: Tensor | None = None  # a . u = mass, or the least a . u if ``most`` is given
+    mass: Tensor | None = None  # a . u = mass; with ``most`` the least a . u
     row: Tensor | None = None  # a
     most: Tensor | None = None
-    least: Tensor | None = None  # values are 0 or at least this
+    least: Tensor | None = None  # smallest nonzero value of semicontinuous profiles
 
     @property
     def numbers(self) -> tuple[Tensor | None, ...]:
-        """Amount, lower, upper, least and largest mass."""
+        """Amount, lower and upper bound, least and largest mass."""
         return self.amount, self.lower, self.upper, self.mass, self.mass if self.most is None else self.most
 
     @property
@@ -59,7 +59,7 @@ class ProfileSet:
 
     @property
     def nonzero_lower(self) -> Tensor | None:
-        """Lower bound of values that are not 0."""
+        """Lower bound of nonzero values."""
         if self.least is None or self.lower is None:
             return self.lower if self.least is None else self.least
         return torch.maximum(self.lower, self.least)
@@ -77,13 +77,13 @@ def project_points(
         profiles: The set.
         z: Points to project, (*lead, nx), in float64.
         weight: Metric weights, broadcasting with z.
-        tolerance: Relative gap of the row that counts as none, for values that are 0 or not small.
+        tolerance: Relative gap of the row that counts as 0, for semicontinuous values.
 
     Returns:
         The projected profiles with their gradients (*lead, nx), their tangent, and residual and gap (*lead, 2) of the
         row. The values are those of the kernels, feasible to rounding.
     """
-    from probhard.solvers.profiles import phases  # imports numba, which only these shapes need
+    from probhard.solvers.profiles import phases  # imports numba, which only profiles need
 
     top = weight.detach().amax(-1, keepdim=True)
     weight = torch.where(top > 0, torch.maximum(weight, SMALLEST * top), 1.0)
@@ -121,7 +121,7 @@ def _solved(profiles: ProfileSet, z: Tensor, weight: Tensor, tolerance: float) -
 
 
 def _attached(profiles: ProfileSet, pooled: Pooling, z: Tensor, weight: Tensor, value: Tensor) -> Tensor:
-    """Values with their gradients: by the tangent if only z needs them, else by the closed form."""
+    """Attach gradients: by the tangent if only z requires them, else by the closed form."""
     if not torch.is_grad_enabled():
         return value
     others = (weight, profiles.row, *profiles.numbers)
@@ -150,7 +150,7 @@ class Attached(torch.autograd.Function):
 
 
 def _closed_form(profiles: ProfileSet, pooled: Pooling, z: Tensor) -> Tensor:
-    """The solution as a differentiable function of all data, for given groups."""
+    """The solution as a differentiable function of all data, for fixed groups."""
     u, amount = pooled.average(z), profiles.amount
     if profiles.shape == "tv-penalty" and amount is not None:
         u = u - amount.unsqueeze(-1) * pooled.free * pooled.total(pooled.sign) / pooled.mass
@@ -161,18 +161,18 @@ def _closed_form(profiles: ProfileSet, pooled: Pooling, z: Tensor) -> Tensor:
 
 
 class PooledProjector(Projector):
-    """Profiles that are monotone, penalised or bounded in variation, with uniform bounds and one row.
+    """Projects on profiles that are monotone or of bounded or penalised variation, with uniform bounds and one row.
 
     Numbers broadcast with (*samples, *batch, slices). ``slices`` is the number of profiles in a point.
 
     Args:
         shape, amount: One of ``SHAPES``, and the penalty or bound of TV.
-        lower, upper, least: Bounds, and the smallest value that is not 0 (the set is then not convex), or None.
+        lower, upper, least: Bounds and smallest nonzero value, or None; with ``least`` the set is not convex.
         row, mass, most: ``a . u = mass``, or ``mass <= a . u <= most``; a is (nx,) or (*batch, nx).
         weight: Metric weight over (*batch, n), ``n = slices nx``.
 
     Raises:
-        ProbhardError: If arguments are unknown, missing or do not fit each other.
+        ParameterError, ShapeError: Arguments are unknown, missing or do not fit.
     """
 
     moments_from = "monte-carlo"
@@ -228,27 +228,43 @@ class PooledProjector(Projector):
         if self.profiles.mass is None:
             return InfeasibleError(
                 f"In {int(bad.sum())} of {bad.numel()} points the bounds leave no values that are {values}.",
-                "They leave out 0 and end below the least value.",
+                "They exclude 0 and end below the least value.",
                 "Relax the bounds, or lower the least value.",
             )
         return InfeasibleError(
             f"In {int(bad.sum())} of {bad.numel()} points no values that are {values} and within their bounds have the "
             "sum that is asked for.",
-            "With so many values that are not 0 the sum is too small, with one more it is too large.",
-            "Lower the least value, or correct the sum: the trapezoid rule makes that of Conservation.trapezoid(grid, "
-            "mass, jump=(place, fall)) of a jump between two grid points; in problem.physics, mass='jump'.",
+            "The sum is too small with some number of nonzero values, and too large with one more.",
+            "Lower the least value, or correct the sum: Conservation.trapezoid(grid, mass, jump=(place, fall)) is the "
+            "trapezoid sum of a jump between two grid points; in problem.physics, use mass='jump'.",
         )
 
 
 def stats_of(value: Tensor, residual: Tensor, dtype: torch.dtype) -> Stats:
-    """Status of fields (*lead, slices, nx) from their residuals and gaps (*lead, slices, 2)."""
+    """Status of projected fields.
+
+    Args:
+        value: Fields, (*lead, slices, nx).
+        residual: Residual and gap of the row of each profile, (*lead, slices, 2).
+        dtype: The precision that was asked for, which sets the tolerance.
+
+    Returns:
+        The status, over (*lead).
+    """
     good = (residual[..., 0] <= TOLERANCE[dtype]) & (residual[..., 1] <= ATTAINED[dtype])
     converged = (good & value.detach().isfinite().all(-1)).all(-1)
     return Stats(torch.ones_like(converged, dtype=torch.int64), residual[..., 0].amax(-1).to(dtype), converged)
 
 
 def rounded(value: Tensor, dtype: torch.dtype, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Values (*lead, slices, nx) in the caller's precision, clipped to the bounds rounded to that precision."""
+    """Round values to a precision, without leaving their bounds.
+
+    Args:
+        value: Values, (*lead, slices, nx).
+        dtype: The precision.
+        lower: Lower bounds that broadcast with the values, or None.
+        upper: Upper bounds, or None.
+    """
     if value.dtype == dtype:
         return value
     value = value.to(dtype)

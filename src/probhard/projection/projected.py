@@ -1,4 +1,4 @@
-"""The projected distribution: moments for training without sampling, and draws that are feasible one by one."""
+"""The projected distribution: moments for training without sampling, and feasible draws."""
 
 from __future__ import annotations
 
@@ -26,31 +26,57 @@ RESAMPLES = 20  # rounds of redrawing before giving up
 
 @dataclass(frozen=True)
 class Policy:
-    """What is done with points that are not feasible, and how many fixed draws give moments."""
+    """How a layer treats failures, and how many fixed draws give moments.
+
+    Args:
+        on_failure: ``"raise"``, ``"flag"`` or ``"resample"``.
+        validate: Check values in eager mode.
+        draws: Number of fixed draws.
+    """
 
     on_failure: str
     validate: bool
     draws: int
 
     def solved(self, projector: Projector, z: Tensor, start: Tensor | None = None) -> Solution:
-        """Projected points, checked."""
+        """Project points z (*samples, *batch, n), from an initial guess if ``start`` is not None, and check them.
+
+        Raises:
+            ProbhardError: As ``check``.
+        """
         solution = projector.solve(z, start)
         self.check(solution.stats, projector, z)
         return solution
 
     def check(self, stats: Stats, projector: Projector, z: Tensor) -> None:
-        """Raise for points that are not feasible, unless they are to be flagged."""
+        """Raise for points z (*samples, *batch, n) that did not converge, unless they are flagged.
+
+        Raises:
+            ProbhardError: The error of ``Projector.explain``, or a ConvergenceError.
+        """
         if self.on_failure == "flag" or not self.validate or not checking() or bool(stats.converged.all()):
             return  # a mean cannot be drawn again, so "resample" raises here too
         raise projector.explain(z, stats) or ConvergenceError(
             _failure(stats, "points"),
-            "There may be no feasible point, or the variances range over too many orders of magnitude.",
+            "The set may be empty, or the variances may range over too many orders of magnitude.",
             "Check the constraint, set a floor on the variances, or pass on_failure='flag' and read the stats.",
         )
 
 
 class Projected(td.Distribution):
-    """A distribution whose mean is feasible and whose every draw is."""
+    """A distribution whose mean and draws are feasible, as returned by ``DPPL``.
+
+    Args:
+        base: The law before the projection, over (*batch, n).
+        constraint: The constraint.
+        policy: Treatment of failures.
+        projector: Projects points on the constraint.
+        mean: Projected location (*batch, n); None if marginals are censored.
+        tangent: The tangent there, computed on demand if None.
+        scale: Marginal scales (*batch, n); from fixed draws if None.
+        solution: The projection of the location, computed on demand if None.
+        censored: Whether marginals are those of the law projected on the equalities, clipped at the bounds.
+    """
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
     has_rsample = True
@@ -70,7 +96,7 @@ class Projected(td.Distribution):
     ) -> None:
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._censored = censored  # whether marginals are those of the equalities, clipped at the bounds
+        self._censored = censored
         self._clipped: CensoredMarginals | None = None
         self._fixed: tuple[Tensor, Tensor] | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
@@ -78,7 +104,7 @@ class Projected(td.Distribution):
 
     @property
     def _laws(self) -> CensoredMarginals | None:
-        """The clipped marginals, made when moments are asked for: draws do not need them."""
+        """The clipped marginals, computed on demand: draws do not need them."""
         if self._censored and self._clipped is None:
             with no_autocast(self.base.loc):
                 self._clipped = self.projector.censored(self.base)
@@ -91,7 +117,7 @@ class Projected(td.Distribution):
 
     @property
     def exact(self) -> bool:
-        """Whether the marginals are those of the projected law, not only its first two moments."""
+        """Whether the marginals are exact, not only their first two moments."""
         if self._laws is not None:
             return not self.projector.has_equalities
         linear = isinstance(self.constraint, LinearEquality)
@@ -107,7 +133,7 @@ class Projected(td.Distribution):
         return cast(Tensor, self._point) if self._sampled is None else self._sampled[0]
 
     def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
-        """The mean of the clipped marginals; where there are equalities too, the feasible point nearest to it."""
+        """The mean of the clipped marginals, projected if there are equalities, too."""
         if not self.projector.has_equalities:
             return laws.mean
         with no_autocast(laws.mean):
@@ -135,17 +161,17 @@ class Projected(td.Distribution):
 
     @property
     def cov(self) -> Covariance:
-        """The projected scale matrix, singular and never formed."""
+        """The projected scale matrix, singular and never formed as a matrix."""
         return ProjectedCovariance(self.tangent, self.base.cov)
 
     @property
     def marginals(self) -> Marginals:
-        """The coordinates' own laws."""
+        """The laws of single variables."""
         return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
 
     @property
     def stats(self) -> Stats:
-        """How the projection of the mean went."""
+        """Status of the projection of the location."""
         return self._located.stats
 
     @property
@@ -156,17 +182,28 @@ class Projected(td.Distribution):
         return self._solution
 
     def as_location_scale(self) -> LocationScale:
-        """The projected law as a location-scale one with singular covariance."""
+        """The projected law as a LocationScale with singular covariance."""
         return LocationScale(self.mean, self.cov, self.family, validate_args=False)
 
     def draw(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Solution:
-        """Projected draws (*sample_shape, *batch, n) with the status of each."""
+        """Projected draws (*sample_shape, *batch, n) with their status; never raises for failures."""
         z = self.base.rsample(sample_shape, generator)
         with no_autocast(z):
             return self.projector.solve(z)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Reparameterised draws, all feasible; see ``on_failure`` for those that cannot be."""
+        """Feasible draws with gradients.
+
+        Args:
+            sample_shape: Leading dimensions.
+            generator: Source of randomness.
+
+        Returns:
+            Draws (*sample_shape, *batch, n); failed ones are NaN with ``on_failure="flag"``.
+
+        Raises:
+            ProbhardError: Draws failed and ``on_failure`` is ``"raise"``, or resampling did not help.
+        """
         z = self.base.rsample(sample_shape, generator)
         with no_autocast(z):
             solution = self.projector.solve(z)
@@ -175,12 +212,12 @@ class Projected(td.Distribution):
         return self._handle(z, solution, Size(sample_shape), generator)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draws without gradient, all feasible."""
+        """Feasible draws without gradients; see ``rsample``."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
-        """The same law with broadcast batch dimensions."""
+        """The same law with batch dimensions broadcast to ``batch_shape``."""
         base = self.base.expand(batch_shape)
         if self._censored:
             return Projected(base, self.constraint, self.policy, self.projector, censored=True)
@@ -190,12 +227,12 @@ class Projected(td.Distribution):
 
     @property
     def _sampled(self) -> tuple[Tensor, Tensor] | None:
-        """The moments of fixed draws, where these are what is asked for."""
+        """The moments of fixed draws; None if moments are computed otherwise."""
         return self._moments if self._scale is None or self._fixed is not None else None
 
     @property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of fixed antithetic draws: exact mean, pathwise gradients, common random numbers."""
+        """Mean and variance of fixed antithetic draws, with pathwise gradients."""
         if self._fixed is None:
             self._fixed = self._fixed_draws()
         return self._fixed
@@ -210,12 +247,12 @@ class Projected(td.Distribution):
             z = torch.cat([base.loc + moved, base.loc - moved])
             solution = self.projector.solve(z)
         self.policy.check(solution.stats, self.projector, z)
-        draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # flagged, not averaged
+        draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # NaN, not skipped
         mean = draws.mean(0)
         return self._inside(mean), (draws - mean).square().mean(0)
 
     def _inside(self, mean: Tensor) -> Tensor:
-        """The mean of draws, or, where the set is not convex, the feasible point nearest to it; NaN stays."""
+        """The mean of draws, projected if the set is not convex; NaN stays NaN."""
         if not self.projector.local:
             return mean
         known = torch.isfinite(mean).all(-1, keepdim=True)
@@ -224,7 +261,7 @@ class Projected(td.Distribution):
         return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
 
     def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
-        """Draws with failures among them, as ``on_failure`` asks."""
+        """Treat failed draws according to ``on_failure``."""
         value, bad = solution.value, ~solution.stats.converged
         if self.policy.on_failure == "resample":
             for _ in range(RESAMPLES):
@@ -233,19 +270,19 @@ class Projected(td.Distribution):
                 bad = bad & ~again.stats.converged
                 if not bool(bad.any()):
                     return value
-        found = _failure(replace(solution.stats, converged=~bad), "draws")
+        message = _failure(replace(solution.stats, converged=~bad), "draws")
         if self.policy.on_failure == "flag":
-            warnings.warn(f"{found} They are NaN.", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{message} They are NaN.", RuntimeWarning, stacklevel=3)
             return torch.where(bad.unsqueeze(-1), torch.nan, value)
         raise self.projector.explain(z, solution.stats) or ConvergenceError(
-            found,
-            "An infeasible draw is never returned as if it were feasible.",
-            "Look for enormous or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",
+            message,
+            "An infeasible draw is never returned as a feasible one.",
+            "Look for huge or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",
         )
 
 
 def _failure(stats: Stats, what: str) -> str:
-    """How many did not get there, and the worst of them."""
+    """How many failed, and the largest residual."""
     bad = ~stats.converged
     worst = float(stats.residual.nan_to_num(torch.inf).max())
     return (

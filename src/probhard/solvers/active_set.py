@@ -39,7 +39,7 @@ def solve(problem: QuadraticProblem, side: Tensor | None = None) -> Faces:
         side: Sides to start from, (L, N); all variables free if None.
 
     Returns:
-        The faces of the solutions; ``done`` is False where none was found.
+        The faces of the solutions; ``done`` is False where the method failed.
     """
     outside = (problem.centre > problem.upper).to(torch.int8) - (problem.centre < problem.lower).to(torch.int8)
     side = torch.where(problem.weight == 0, outside, 0 if side is None else side).to(torch.int8)

@@ -51,7 +51,7 @@ class ConeSolver:
             context: The context of a ``CvxpyLayer``.
 
         Raises:
-            ParameterError: If the program needs power cones.
+            ParameterError: The program needs power cones.
         """
         dims = context.cone_dims
         if dims.p3d or dims.pnd:
@@ -67,7 +67,19 @@ class ConeSolver:
         self.cones, self.own = dual_cones(dims), context.var_recover[0].primal
 
     def solve(self, P: Any, q: Any, A: Any, dims: Any, options: Any, needs: bool) -> tuple[Any, Any, Any]:
-        """The answer x and multipliers y of one problem, and the ``KKTPoint`` that ``derivative`` needs."""
+        """Solve one problem.
+
+        Args:
+            P: Entries of P, as cvxpylayers passes them.
+            q: c, followed by a constant.
+            A: Entries of ``(-A, b)``.
+            dims: Sizes of the cones.
+            options: Not used.
+            needs: Not used.
+
+        Returns:
+            x, the multipliers y, and the ``KKTPoint`` that ``derivative`` needs.
+        """
         clarabel = cvx("clarabel")
         whole = sp.csc_matrix((A, self.entries, self.pointers), shape=self.shape)
         rows, b, c = -whole[:, :-1], whole[:, -1].toarray().ravel(), np.asarray(q[:-1], dtype=float)
@@ -88,7 +100,16 @@ class ConeSolver:
         return point.x, point.y / balance, point
 
     def derivative(self, gradient: Any, _: Any, point: KKTPoint) -> tuple[None, Any, Any]:
-        """Pull a gradient in x back to q and the entries of ``(-A, b)``; 0 for a problem that was not solved."""
+        """Pull a gradient back to the data.
+
+        Args:
+            gradient: Gradient in x, (n,).
+            _: Not used.
+            point: The solution.
+
+        Returns:
+            None, and the gradients in q and the entries of ``(-A, b)``; 0 if the problem was not solved.
+        """
         n = self.shape[1] - 1
         if not point.solved:
             return None, np.zeros(n + 1), np.zeros(len(self.entries))

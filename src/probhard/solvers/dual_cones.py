@@ -1,7 +1,8 @@
 """Projections on the dual cones of a cone program, with their derivatives.
 
-Each projection maps a block w of a vector to the nearest point of the dual cone, ``argmin |y - w|``, and returns it
-with its Jacobian ("slope"): zero cone (whose dual is free), orthant, second-order, semidefinite and exponential cone.
+Each projection maps a block w of a vector to the nearest point of the dual cone, ``argmin |y - w|``. It returns the
+point and its Jacobian ("slope"). The cones are zero (whose dual is free), orthant, second-order, semidefinite and
+exponential.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class NewtonSystem:
         return cls(barrier, point, gaps, primal, barrier.dual_residual(point, centre), inverse, factor)
 
     def direction(self, target_lower: Tensor, target_upper: Tensor) -> PrimalDual:
-        """The Newton direction towards given complementarity products.
+        """The Newton direction towards target complementarity products (L, N).
 
         With ``r = -dual + target_l / gap_l - x_l - target_u / gap_u + x_u`` it solves
 

@@ -4,7 +4,7 @@ For ``minimise 1/2 x^T P x + c^T x`` with ``A x + s = b``, s in a cone K, multip
 
     P x + A^T proj(w) + c = 0,     A x + proj(w) - w = b,     proj on the dual cone of K.
 
-Their residual proves optimality, whatever a solver reported, and their Jacobian gives derivatives.
+Their residual proves optimality, regardless of the status of a solver. Their Jacobian gives derivatives.
 """
 
 from __future__ import annotations

@@ -178,5 +178,5 @@ def _extreme(rows: DisjointRows, points: Tensor, start: float, how: str) -> Tens
 
 
 def _same(rows: DisjointRows, equal: Tensor) -> Tensor:
-    """Where all variables of a row are equal, (L, q)."""
+    """Where ``equal`` holds for all variables of a row, (L, q)."""
     return equal.all(-1) if rows.group is None else rows.sums((~equal).to(torch.float64)) == 0

@@ -79,7 +79,12 @@ def solve(
 
 
 def begin(problem: EqualityProblem, start: Tensor | None) -> Iterates:
-    """Iterates at z, or at a warm start with the multipliers that fit it best."""
+    """Iterates at z, or at a warm start with least-squares multipliers.
+
+    Args:
+        problem: The points to project.
+        start: Warm start, (*lead, n); z if None.
+    """
     z, weight = problem.z, problem.weight
     point, zero, y = z, z.new_zeros(z.shape[:-1]), torch.zeros_like(z)
     if start is None:

@@ -75,7 +75,16 @@ class Iterates(Batched):
 
 
 def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates, Tensor, Tensor]:
-    """Iterates with residual, length of the full step and ``done``; the full step and its image under Q."""
+    """Measure the iterates and compute their full step.
+
+    Args:
+        near: The constraint linearised at the iterates.
+        z: Points to project, (*lead, n).
+        iterates: The iterates.
+
+    Returns:
+        Iterates with residual, length of the full step and ``done``; the step and its image under Q, (*lead, n).
+    """
     multiplier = near.multiplier(near.h + near.push(z - iterates.u))
     step = z - near.move(multiplier) - iterates.u
     slope = -near.pull(multiplier) - iterates.y
@@ -123,9 +132,16 @@ def _merit(offset: Tensor, y: Tensor, h: Tensor, penalty: Tensor) -> Tensor:
 
 
 def advanced(problem: EqualityProblem, near: Linearised, iterates: Iterates, step: Tensor, slope: Tensor) -> Iterates:
-    """One step, halved until the merit falls; points where it does not only move towards ``h = 0``.
+    """Take one step, halved until the merit falls; points where it does not fall only move towards ``h = 0``.
 
-    A full step that fails is first corrected for the curvature of h, which makes good steps look bad (Maratos effect).
+    A full step that fails is first corrected for the curvature of h (Maratos effect).
+
+    Args:
+        problem: The points to project.
+        near: The constraint linearised at the iterates.
+        iterates: The iterates.
+        step: The full step, (*lead, n).
+        slope: Its image under Q, (*lead, n).
     """
     merit = Merit.of(near, problem.z, iterates, step)
     u, y = iterates.u, iterates.y
@@ -157,7 +173,15 @@ def advanced(problem: EqualityProblem, near: Linearised, iterates: Iterates, ste
 def restored(
     constraint: NonlinearEquality, near: Linearised, iterates: Iterates, open_: Tensor, others: Iterates
 ) -> Iterates:
-    """Move open points by the shortest step towards ``h = 0``, halved until ``|h|`` falls; else take ``others``."""
+    """Move open points by the shortest step towards ``h = 0``, halved until ``|h|`` falls.
+
+    Args:
+        constraint: h.
+        near: The constraint linearised at the iterates.
+        iterates: Where the step begins.
+        open_: Points to move, (*lead,) bool.
+        others: Iterates to return for all other points.
+    """
     multiplier = near.multiplier(near.h)
     move, pull = near.move(multiplier), near.pull(multiplier)
     before = near.h.norm(dim=-1)
@@ -180,6 +204,13 @@ def newton_step(
 
     It is the sum of a normal step and a tangential one by projected conjugate gradients, which stop at negative
     curvature. Near a saddle the plain step is slow, so its tangential part is stretched.
+
+    Args:
+        constraint: h.
+        near: The constraint linearised at the iterates.
+        iterates: The iterates.
+        step: The full step, (*lead, n).
+        slope: Its image under Q, (*lead, n).
     """
     normal = near.multiplier(near.h)
     d, d_dual = -near.move(normal), -near.pull(normal)

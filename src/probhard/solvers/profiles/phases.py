@@ -1,9 +1,9 @@
-"""Nearest monotone profiles whose values are 0 or not small, by kernels that numba compiles.
+"""Nearest monotone profiles of semicontinuous values, by kernels that numba compiles.
 
     min 1/2 sum q_i (u_i - z_i)^2,   u monotone,   u_i = 0 or lower <= u_i <= upper,   least <= a . u <= most.
 
-The values that are not 0 are the first k of a decreasing profile, the last k of an increasing one. For each k that is a
-problem of ``pooling``. Branch and bound searches all k in the order of a lower bound of their cost,
+The nonzero values are the first k of a decreasing profile, the last k of an increasing one. Each k is a problem of
+``pooling``. Branch and bound searches all k in the order of a lower bound of their cost,
 
     sum of q z^2 over the zeros + the larger of: q (clipped z - z)^2 over the others; (gap of the row)^2 / sum of w a^2.
 
@@ -99,7 +99,7 @@ def _store(trial: Result, start: int, end: int, gap: float, result: Result) -> N
 
 @compiled
 def _rest(total: float, lower: float, least: float, most: float) -> float:
-    """The gap of a row whose sum is asked to be 0 but for rounding, if all values are 0."""
+    """The gap of a row if all values are 0, for a required sum of 0 up to rounding."""
     return max(-most, least, 0.0) / (lower * total + TINY)
 
 
@@ -109,13 +109,13 @@ def solve(
     z: Array,  # (profiles, n)
     w: Array,  # (profiles, n), positive
     a: Array,  # (profiles, n), none negative, or (profiles, 0) without a row
-    limits: Limits,  # of values that are not 0, none negative, and of the row
+    limits: Limits,  # of nonzero values, none negative, and of the row
     may_vanish: NDArray[np.bool_],  # (profiles,), whether 0 is allowed
     tolerance: float,  # gap of the row, relative to its terms, that counts as none
 ) -> Result:
     """As ``pooling.solve``; zeros have the side ``ZERO``.
 
-    If no k fits the row, the answer is that of the smallest gap; if the bounds leave nothing, it is NaN.
+    If no k fits the row, the result is that of the smallest gap; if the bounds allow no profile, it is NaN.
     """
     profiles, n = z.shape
     lower, upper, least, most = limits

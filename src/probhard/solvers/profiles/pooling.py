@@ -5,10 +5,10 @@ Per profile of n points, with ``W = diag(w)``, ``q = 1/w`` and ``TV(u) = sum |u_
     min 1/2 sum q_i (u_i - z_i)^2 + weight TV(u)   or subject to  u increasing,   or  TV(u) <= amount,
     subject to  lower <= u <= upper,  least <= a . u <= most.
 
-The methods are pool adjacent violators (isotonic regression) and Johnson's dynamic programming (total variation),
-inside a search for the duals of the row and of the bound on TV. A row that the solution without it satisfies is left
-out. Otherwise it binds at the end that is exceeded, called mass. The answer is refined with its groups as points, whose
-numbers are smaller, and always stays within its bounds.
+The methods are pool adjacent violators (isotonic regression) and Johnson's dynamic programming (total variation). They
+run inside a search for the duals of the row and of the bound on TV. A row that the solution without it satisfies is
+left out. Otherwise it binds at the end that is exceeded, called mass. The answer is refined with its groups as points,
+whose numbers are smaller. It always stays within its bounds.
 
 ``unbounded`` has the two shapes without bounds, ``duals`` the search, ``capacity`` the masses that can be attained.
 """
@@ -157,7 +157,17 @@ def settle(
     room: Room,
     result: Result,  # written to: four of (n,) and two of (2,)
 ) -> None:
-    """Solve for one profile; see ``solve``."""
+    """Solve for one profile, as ``solve`` does for all.
+
+    Args:
+        kind: INCREASING, DECREASING, PENALTY or BOUND.
+        z: Points.
+        w: Weights.
+        a: Coefficients of the row.
+        numbers: Amount, lower, upper, least and most.
+        room: Working memory of ``room_for``.
+        result: Arrays to write to.
+    """
     n, row = len(z), len(a) > 0
     data, atoms, work, spare = room
     amount, lower, upper, least, most = numbers
