@@ -107,7 +107,7 @@ def vector(x: Tensor) -> np.ndarray:
 
 def relative(residual: Tensor, scale: Tensor, size: Tensor | None) -> Tensor:
     """``|residual| / scale`` with scales of at least a millionth of ``size`` (*batch, 1), and never 0."""
-    floor = residual.new_tensor(SMALLEST[residual.dtype])
+    floor = residual.new_tensor(SMALLEST.get(residual.dtype, SMALLEST[torch.float32]))
     return residual.abs() / torch.maximum(scale, floor if size is None else torch.maximum(1e-6 * size, floor))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import TINY, TOLERANCE
+from probhard._util.numerics import TINY, TOLERANCE, floored
 from probhard._util.tensors import broadcast, safe_sqrt
 from probhard.constraints.ball import Ball
 from probhard.laws.covariance import Covariance, Diagonal
@@ -22,7 +22,6 @@ from probhard.projection.parts import Parts
 from probhard.tangent import Differential
 
 STEPS = 60
-SMALLEST = 1e-12  # weight relative to the largest
 
 
 class BallProjector(Projector):
@@ -48,7 +47,7 @@ class BallProjector(Projector):
         lead = broadcast(offset.shape[:-1], self.weight.shape[:-1], radius.shape[:-1])
         offset = offset.expand(*lead, offset.shape[-1])
         largest = self.weight.detach().amax(-1, keepdim=True)
-        weight = torch.maximum(self.weight, SMALLEST * largest)  # a variable without variance moves only if it must
+        weight = floored(self.weight)  # a variable without variance moves only if it must
         unit = weight / largest.clamp(min=TINY)
         outside = offset.norm(dim=-1, keepdim=True) > radius
         with torch.no_grad():

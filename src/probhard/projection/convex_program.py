@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import WEIGHT_FLOOR, floored
 from probhard._util.tensors import broadcast, checking
 from probhard.constraints.convex_program import ConvexProgram, cvx
 from probhard.constraints.shapes import Term
@@ -28,7 +29,6 @@ from probhard.projection.parts import Parts
 from probhard.solvers.cone import Report
 from probhard.tangent import Differential, tangent_of
 
-FLOOR = 1e-12  # smallest weight, relative to the largest
 ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # the cone solver's own accuracy, if Newton's method fails
 DENSE_VARIABLES = 64  # largest number of variables whose Jacobian is formed
 
@@ -203,12 +203,12 @@ def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:
     if isinstance(weight, Diagonal):
         variance = weight.variance.cpu().to(torch.float64)
         top = variance.detach().amax(-1, keepdim=True)
-        variance = torch.maximum(variance, FLOOR * torch.where(top > 0, top, 1.0))
+        variance = torch.where(top > 0, floored(variance), WEIGHT_FLOOR)
         return Diagonal(variance), variance.rsqrt()
     matrix = weight.to("cpu", torch.float64).dense()
     top = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     eye = torch.eye(matrix.shape[-1], dtype=torch.float64)
-    factor = torch.linalg.cholesky(matrix + FLOOR * torch.where(top > 0, top, 1.0) * eye)
+    factor = torch.linalg.cholesky(matrix + WEIGHT_FLOOR * torch.where(top > 0, top, 1.0) * eye)
     return Dense(factor), torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
 
 

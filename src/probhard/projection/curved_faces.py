@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import floored
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.shapes import SLACK
 from probhard.laws.covariance import Diagonal
@@ -26,7 +27,6 @@ SWEEPS = 12  # over the sides, if bounds are the only inequalities
 TRIES = 2  # sweeps in which a point may fail to converge on its face
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
 ROUNDING = 1e-12  # of a function, relative to its terms
-FLOOR = 1e-12  # smallest natural weight, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def natural_weight(function: JointFunction, weight: Tensor) -> Tensor:
     """
     largest = weight.amax(-1, keepdim=True)
     slack = largest.expand(*weight.shape[:-1], function.inequalities)
-    return torch.cat([torch.maximum(weight, FLOOR * largest), slack], -1)
+    return torch.cat([floored(weight), slack], -1)
 
 
 def masked_weight(function: JointFunction, weight: Tensor, side: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import SINGLE_POINT
 from probhard._util.tensors import checking, segment_sum
 from probhard.errors import InfeasibleError
 from probhard.projection.parts import Parts
@@ -37,7 +38,7 @@ def check_capacity(parts: Parts, like: Tensor) -> None:
     lower, upper = parts.bounds(like)
     bottom, top = _range(linear.system.map.at(like), lower.detach(), upper.detach())
     b = linear.b.detach().to(like)
-    tolerance = 1e-12 if linear.b.dtype == torch.float64 and like.dtype == torch.float64 else 1e-6
+    tolerance = max(SINGLE_POINT.get(dtype, 1e-6) for dtype in (linear.b.dtype, like.dtype))
     size = tolerance * (b.abs() + top.nan_to_num(0.0, 0.0, 0.0).abs() + bottom.nan_to_num(0.0, 0.0, 0.0).abs())
     gap = torch.maximum(bottom - b, b - top) - size
     if bool((gap > 0).any()):

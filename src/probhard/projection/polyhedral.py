@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import TOLERANCE, equal_bounds
+from probhard._util.numerics import TOLERANCE, equal_bounds, floored
 from probhard._util.tensors import broadcast
 from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
@@ -34,7 +34,6 @@ from probhard.tangent.linear import DiagonalTangent
 
 ROUNDING = 1e-15
 SPREAD = 1e-8  # weight of a held variable for the variances of a sparse factor, which are differences of large numbers
-FLOOR = 1e-12  # smallest weight that may move a row, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class FaceProjector(Projector):
         system = set_.system
         if system is not None and system.held is not None:
             weight = weight.index_fill(-1, system.held, 0.0)
-        natural = torch.maximum(weight, FLOOR * weight.amax(-1, keepdim=True)).detach()
+        natural = floored(weight).detach()
         if self.extra:
             own = set_.lifting.natural(natural)
             stiff = own * set_.lifting.stiffness.to(own)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import TOLERANCE
+from probhard._util.numerics import TOLERANCE, floored
 from probhard._util.tensors import broadcast
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError, ShapeError, check_choice
 from probhard.laws.covariance import Diagonal
@@ -29,7 +29,6 @@ from probhard.projection.base import Projector, Solution, Stats
 from probhard.tangent.profiles import PooledTangent, Pooling
 
 SHAPES = ("increasing", "decreasing", "tv-penalty", "tv-bound")  # in the order of the kernels' numbers
-SMALLEST = 1e-12  # weight relative to the largest of its profile
 ATTAINED = {torch.float64: 1e-12, torch.float32: 1e-6}  # relative gap up to which a mass counts as attained
 
 
@@ -86,7 +85,7 @@ def project_points(
     from probhard.solvers.profiles import phases  # imports numba, which only profiles need
 
     top = weight.detach().amax(-1, keepdim=True)
-    weight = torch.where(top > 0, torch.maximum(weight, SMALLEST * top), 1.0)
+    weight = torch.where(top > 0, floored(weight), 1.0)
     value, first, side, edge, binds, residual = _solved(profiles, z, weight, tolerance)
     profiles = replace(profiles, lower=profiles.nonzero_lower)
     if profiles.row is not None and profiles.least is not None:

@@ -44,8 +44,10 @@ def solve(problem: QuadraticProblem, side: Tensor | None = None) -> Faces:
     outside = (problem.centre > problem.upper).to(torch.int8) - (problem.centre < problem.lower).to(torch.int8)
     side = torch.where(problem.weight == 0, outside, 0 if side is None else side).to(torch.int8)
     faces = _iterate(problem, side, QUICK)
+    if bool(faces.done.all()):
+        return faces
     left = faces.unfinished
-    return faces.placed(left, _from_inside(problem.select(left))) if len(left) else faces
+    return faces.placed(left, _from_inside(problem.select(left)))
 
 
 def _from_inside(problem: QuadraticProblem) -> Faces:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import TINY
+from probhard._util.numerics import TINY, equal_bounds
 from probhard.rows.base import Factor
 from probhard.solvers.quadratic import HELD, Faces, QuadraticProblem
 
@@ -105,7 +105,7 @@ class Barrier:
     def of(cls, problem: QuadraticProblem) -> Barrier:
         """Classify the variables and measure typical lengths and gradients."""
         lower, upper, w = problem.lower, problem.upper, problem.weight
-        fixed = (w <= 0) | (lower == upper)
+        fixed = (w <= 0) | equal_bounds(lower, upper)
         below, above = torch.isfinite(lower) & ~fixed, torch.isfinite(upper) & ~fixed
         count = (below | above).sum(-1, keepdim=True).clamp(min=1) + (below & above).sum(-1, keepdim=True)
         curvature = 1 / torch.where(fixed, 1.0, w)
@@ -164,7 +164,7 @@ class Barrier:
         at_upper = self.bounded_above & (point.x_upper * natural > upper - v)
         nearer = torch.where(upper - v < v - lower, 1, -1).to(torch.int8)
         side = torch.where(at_lower & at_upper, nearer, at_upper.to(torch.int8) - at_lower.to(torch.int8))
-        side = torch.where(lower == upper, torch.ones_like(side), side)
+        side = torch.where(equal_bounds(lower, upper), torch.ones_like(side), side)
         outside = (centre > upper).to(torch.int8) - (centre < lower).to(torch.int8)
         side = torch.where(self.problem.weight <= 0, outside, side)
         value = torch.where(side == 0, v, torch.where(side < 0, lower, upper))

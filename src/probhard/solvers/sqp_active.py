@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import floored
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.rows.dense import DenseRows
 from probhard.solvers import active_set
@@ -26,7 +27,6 @@ from probhard.solvers.quadratic import Faces, QuadraticProblem
 STEPS = 40
 HALVINGS = 10
 SMALL = 1e-7  # relative length of a step after which the sides are accepted
-FLOOR = 1e-12  # smallest natural weight, relative to the largest
 DECREASE = 1e-6  # share of the merit's change that a step has to gain
 
 
@@ -99,7 +99,7 @@ class Search:
         bent = self._curvature(v, multiplier)
         weight = torch.where(w > 0, 1 / (inverse + bent), 0.0)
         centre = torch.where(w > 0, weight * (inverse * self.z + bent * u), self.z)
-        natural = torch.maximum(weight, FLOOR * weight.amax(-1, keepdim=True))
+        natural = floored(weight)
         return f, QuadraticProblem(
             DenseRows(rows),
             right,
