@@ -106,7 +106,7 @@ class Constraint(ABC):
         """Move the data to a device or dtype; arguments as of ``Tensor.to``."""
 
     def data(self) -> tuple[Tensor, ...]:
-        """This batch's data, each (*batch, k)."""
+        """All tensors of the constraint, each a number or (*batch, k): plans are kept while none of them changes."""
         return ()
 
     def merged(self, other: Constraint) -> Constraint | None:

@@ -75,7 +75,7 @@ class Box(Constraint):
         return torch.cat(torch.broadcast_tensors(u.abs() + lower.abs(), u.abs() + upper.abs()), -1)
 
     def data(self) -> tuple[Tensor, ...]:
-        return tuple(bound for bound in (self.lower, self.upper) if bound.dim())
+        return self.lower, self.upper
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         return self._copy(lower=self.lower.to(*args, **kwargs), upper=self.upper.to(*args, **kwargs))

@@ -15,6 +15,7 @@ from probhard._util.tensors import broadcast, broadcast_batch, check_finite, che
 from probhard.constraints._time import rows_in_time
 from probhard.constraints.base import Arrays, Constraint, check_real, immutable, reals
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
+from probhard.rows.disjoint import DisjointRows
 from probhard.rows.maps import DenseMap
 from probhard.rows.presolve import dependent_rows
 from probhard.rows.system import LinearSystem
@@ -112,8 +113,10 @@ class LinearEquality(Constraint):
         return self._copy(b=self.b.to(*args, **kwargs))
 
     def data(self) -> tuple[Tensor, ...]:
-        matrix = self.system.map.matrix if isinstance(self.system.map, DenseMap) else None
-        return (self.b,) if matrix is None else (self.b, matrix[..., 0])
+        rows = self.system.map
+        if isinstance(rows, DenseMap):
+            return self.b, rows.matrix[..., 0]
+        return (self.b, rows.coefficient) if isinstance(rows, DisjointRows) else (self.b,)
 
     def relative_violation(self, u: Tensor, size: Tensor | None = None) -> Tensor:
         rows, b = self.system.map.at(u), self.b.to(u)

@@ -57,8 +57,8 @@ class L1Ball(Shape):
         return "active sets over positive and negative parts"
 
     def data(self) -> tuple[Tensor, ...]:
-        center = () if self.center is None or self.center.dim() == 0 else (self.center,)
-        return (self.radius.unsqueeze(-1), *center)
+        radius = self.radius.unsqueeze(-1)
+        return (radius,) if self.center is None else (radius, self.center)
 
     def excess(self, u: Tensor) -> Tensor:
         offset = u if self.center is None else u - self.center.to(u)

@@ -158,7 +158,7 @@ class NonlinearEquality(Constraint):
         return self.with_args(moved)
 
     def data(self) -> tuple[Tensor, ...]:
-        return tuple(x for x in self.args if isinstance(x, Tensor) and x.dim() > 1)
+        return tuple(x for x in self.args if isinstance(x, Tensor))
 
     def merged(self, other: Constraint) -> Constraint | None:
         """Both functions concatenated."""

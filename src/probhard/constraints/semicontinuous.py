@@ -57,7 +57,7 @@ class Semicontinuous(Constraint):
         return u.abs() + self.least.to(u)
 
     def data(self) -> tuple[Tensor, ...]:
-        return (self.least,) if self.least.dim() else ()
+        return (self.least,)
 
     def on_slices(self, slices: int, width: int) -> Semicontinuous:
         return Semicontinuous(spread_in_time(self.least, slices, width))
