@@ -50,7 +50,7 @@ class CurvedProjector(Projector):
             )
         if not all(shape.only_rows for shape in parts.shapes):
             raise ParameterError(
-                f"The constraint {parts.constraint!r} joins a total variation with curved functions.",
+                f"The constraint {parts.constraint!r} joins a total variation or an L1 ball with curved functions.",
                 "No solver handles both at once.",
                 "Leave one out, or describe the set as a ConvexProgram.",
             )
