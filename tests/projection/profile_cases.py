@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from probhard.laws.covariance import Diagonal
-from probhard.projection.profiles import SHAPES, PooledProjector
+from probhard.projection.profiles import SHAPES, PooledProjector, ProfileSet
 
 NX = 12
 CASES = [(shape, bounds, row) for shape in SHAPES for bounds in (False, True) for row in (False, True)]
@@ -32,8 +32,8 @@ def problem(shape, bounds, row, batch=(), seed=0, nx=NX):
     return arguments, z, weight
 
 
-def solved(shape, arguments, z, weight, **options):
-    return PooledProjector(shape, weight=Diagonal(weight), **arguments, **options).solve(z)
+def solved(shape, arguments, z, weight, slices=1, **options):
+    return PooledProjector(ProfileSet(shape, **arguments, **options), Diagonal(weight), slices).solve(z)
 
 
 def oracle(shape, z, weight, amount, lower, upper, row, mass):

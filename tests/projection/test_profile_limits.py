@@ -16,7 +16,7 @@ from probhard._util import jit
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.projection.diminishing import DiminishingProjector
-from probhard.projection.profiles import SHAPES, PooledProjector
+from probhard.projection.profiles import SHAPES, PooledProjector, ProfileSet
 from probhard.solvers import profiles as solvers
 from probhard.solvers.profiles import phases, pooling
 from projection.profile_cases import CASES, NX, assert_feasible, oracle, problem, solved, variation
@@ -81,11 +81,11 @@ def test_all_clipped():
 def test_points_without_variance_move_only_if_they_must():
     z, weight = torch.tensor([0.0, 3.0, 1.0, 2.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])
     weight.requires_grad_()
-    u = PooledProjector("increasing", None, None, None, None, None, Diagonal(weight)).solve(z).value
+    u = PooledProjector(ProfileSet("increasing"), Diagonal(weight)).solve(z).value
     torch.testing.assert_close(u, torch.tensor([0.0, 3.0, 3.0, 3.0]), rtol=0, atol=1e-11)
     (gradient,) = torch.autograd.grad(u.square().sum(), weight)
     assert bool(gradient.isfinite().all())
-    equal = PooledProjector("increasing", None, None, None, None, None, Diagonal(torch.zeros(4))).solve(z).value
+    equal = PooledProjector(ProfileSet("increasing"), Diagonal(torch.zeros(4))).solve(z).value
     torch.testing.assert_close(equal, torch.tensor([0.0, 2.0, 2.0, 2.0]))
 
 
@@ -216,7 +216,7 @@ def test_not_one_of_many_random_profiles_is_infeasible(shape):
 def test_small_amounts_of_variation_hold_as_the_numbers_add_up():
     """Where the amount is a few thousand units of rounding of the values."""
     z, weight, amount = 1e3 + torch.randn(2000, NX), torch.rand(2000, NX) + 0.1, 10 ** (-10 * torch.rand(2000, 1))
-    u = PooledProjector("tv-bound", amount, None, None, None, None, Diagonal(weight)).solve(z).value
+    u = PooledProjector(ProfileSet("tv-bound", amount), Diagonal(weight)).solve(z).value
     assert bool((variation(u) <= amount.squeeze(-1) * (1 + 1e-12)).all())
     assert bool((variation(u) >= 0.9 * amount.squeeze(-1) - 1e-10).all())
 
@@ -230,12 +230,12 @@ def test_values_that_are_not_numbers_are_flagged():
 def test_bad_arguments_are_explained():
     weight = Diagonal(torch.ones(6))
     with pytest.raises(ParameterError, match="is not known"):
-        PooledProjector("convex", None, None, None, None, None, weight)
+        PooledProjector(ProfileSet("convex"), weight)
     with pytest.raises(ParameterError, match="needs its amount"):
-        PooledProjector("tv-bound", None, None, None, None, None, weight)
+        PooledProjector(ProfileSet("tv-bound"), weight)
     with pytest.raises(ParameterError, match="a row needs its mass"):
-        PooledProjector("increasing", None, None, None, torch.ones(6), None, weight)
+        PooledProjector(ProfileSet("increasing", row=torch.ones(6)), weight)
     with pytest.raises(ShapeError, match="4 profiles"):
-        PooledProjector("increasing", None, None, None, None, None, weight, slices=4)
+        PooledProjector(ProfileSet("increasing"), weight, slices=4)
     with pytest.raises(ShapeError, match="2 x 4"):
         DiminishingProjector((2, 4), None, None, weight)

@@ -55,7 +55,7 @@ def test_one_bound_is_enough(shape):
 def test_monotone_regression_agrees_with_scipy():
     z, weight = torch.randn(40, 60), torch.exp(2 * torch.randn(40, 60))
     for shape in ("increasing", "decreasing"):
-        u = PooledProjector(shape, None, None, None, None, None, Diagonal(weight)).solve(z).value
+        u = PooledProjector(ProfileSet(shape), Diagonal(weight)).solve(z).value
         for i in range(40):
             expected = isotonic_regression(
                 z[i].numpy(), weights=1 / weight[i].numpy(), increasing=shape == "increasing"
@@ -184,7 +184,7 @@ def test_samples_and_slices_are_profiles_of_their_own():
     arguments, _, _ = problem("tv-bound", True, True, batch=(2,))
     arguments["amount"] = torch.tensor([[1.0, 2.0, 3.0], [0.5, 1.5, 2.5]])
     z, weight = torch.randn(4, 2, 3 * NX), torch.exp(torch.randn(2, 3 * NX))
-    projector = PooledProjector("tv-bound", weight=Diagonal(weight), slices=3, **arguments)
+    projector = PooledProjector(ProfileSet("tv-bound", **arguments), Diagonal(weight), slices=3)
     solution = projector.solve(z)
     assert solution.value.shape == z.shape
     assert solution.tangent.shape == z.shape

@@ -44,7 +44,7 @@ from probhard.projection.linear import LinearProjector
 from probhard.projection.nonlinear import NonlinearProjector
 from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
-from probhard.projection.profiles import ATTAINED, PooledProjector
+from probhard.projection.profiles import ATTAINED, PooledProjector, ProfileSet
 from probhard.rows.disjoint import DisjointRows
 
 
@@ -159,7 +159,8 @@ def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
         return FaceProjector(parts, weight, options)
     lower, upper, a, mass, most = profile
     amount = shape.amounts(like)
-    return PooledProjector(shape.pooled_as, amount, lower, upper, a, mass, weight, shape.slices, most)
+    set_ = ProfileSet(shape.pooled_as, amount, lower, upper, mass, a, most)
+    return PooledProjector(set_, weight, shape.slices)
 
 
 def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProjector:
@@ -177,7 +178,8 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
                 data = (weight.variance, parts.box.upper, *(part.least for part in parts.semicontinuous))
                 close = max(ATTAINED[x.dtype] for x in data)
                 least = torch.where((least > upper) & (least - upper <= close * least), upper, least)
-            return PooledProjector(direction, None, lower, upper, a, mass, weight, slices, most, least)
+            set_ = ProfileSet(direction, None, lower, upper, mass, a, most, least)
+            return PooledProjector(set_, weight, slices)
     raise ParameterError(
         f"Semicontinuous values are part of {parts.constraint!r}, under a metric of the kind {type(weight).__name__}.",
         "The solver needs monotone profiles under a diagonal metric. Each profile has one least value, uniform bounds "

@@ -14,7 +14,7 @@ equal. The zeros of semicontinuous values (``solvers.profiles.phases``) are cons
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -44,6 +44,12 @@ class ProfileSet:
     row: Tensor | None = None  # a
     most: Tensor | None = None
     least: Tensor | None = None  # smallest nonzero value of semicontinuous profiles
+
+    def double(self) -> ProfileSet:
+        """The same set in float64."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        numbers: dict[str, Any] = {name: x.to(torch.float64) for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **numbers)
 
     @property
     def numbers(self) -> tuple[Tensor | None, ...]:
@@ -165,10 +171,9 @@ class PooledProjector(Projector):
     Numbers broadcast with (*samples, *batch, slices). ``slices`` is the number of profiles in a point.
 
     Args:
-        shape, amount: One of ``SHAPES``, and the penalty or bound of TV.
-        lower, upper, least: Bounds and smallest nonzero value, or None; with ``least`` the set is not convex.
-        row, mass, most: ``a . u = mass``, or ``mass <= a . u <= most``; a is (nx,) or (*batch, nx).
+        profiles: The set; its row a is (nx,) or (*batch, nx). With ``least`` it is not convex.
         weight: Metric weight over (*batch, n), ``n = slices nx``.
+        slices: Number of profiles in a point.
 
     Raises:
         ParameterError, ShapeError: Arguments are unknown, missing or do not fit.
@@ -176,19 +181,8 @@ class PooledProjector(Projector):
 
     moments_from = "monte-carlo"
 
-    def __init__(
-        self,
-        shape: str,
-        amount: Tensor | None,
-        lower: Tensor | None,
-        upper: Tensor | None,
-        row: Tensor | None,
-        mass: Tensor | None,
-        weight: Diagonal,
-        slices: int = 1,
-        most: Tensor | None = None,
-        least: Tensor | None = None,
-    ) -> None:
+    def __init__(self, profiles: ProfileSet, weight: Diagonal, slices: int = 1) -> None:
+        shape, amount, row, mass = profiles.shape, profiles.amount, profiles.row, profiles.mass
         check_choice("shape", shape, SHAPES)
         if (amount is None and shape.startswith("tv")) or (row is None) != (mass is None):
             raise ParameterError(
@@ -202,9 +196,8 @@ class PooledProjector(Projector):
                 "All profiles of a point have the same number of points.",
                 "Pass the number of slices that the field has.",
             )
-        self.slices, self.weight, self.local = slices, weight, least is not None
-        double = [None if x is None else x.to(torch.float64) for x in (amount, lower, upper, mass, row, most, least)]
-        self.profiles = ProfileSet(shape, *double)
+        self.slices, self.weight, self.local = slices, weight, profiles.least is not None
+        self.profiles = profiles.double()
         if row is not None and row.dim() > 1:
             self.profiles = replace(self.profiles, row=row.to(torch.float64).unsqueeze(-2))
 
