@@ -19,7 +19,7 @@ from probhard.constraints.base import Constraint, immutable
 from probhard.errors import ParameterError, ShapeError
 
 SLACK = 1e14  # weight of an auxiliary variable in one row, relative to that row: moving it costs nothing
-SHARED = 1e7  # the same if several rows share it; a larger weight would lose digits
+SHARED = 5e6  # the same if several rows share it; a larger weight would lose digits
 
 
 @dataclass(frozen=True)
