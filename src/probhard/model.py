@@ -6,16 +6,18 @@ never sees the constraint.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from probhard import score as scores
+from probhard.laws.calibration import Calibration
 from probhard._util.atomic import replacing
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
@@ -24,7 +26,8 @@ from probhard.method import Method, Step, as_method
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
-FORMAT, FORMAT_VERSION = "probhard-model", 1
+FORMAT, FORMAT_VERSION = "probhard-model", 2
+PLAIN_VERSION = 1  # of files without a calibration, which older versions of the library read, too
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,14 @@ class ConstrainedModel(nn.Module):
         constraint_fn: Maps a batch's context (by default its inputs) to a constraint; or one constraint for all.
         method: A name in ``METHODS`` or a ``Method``.
 
+    Attributes:
+        calibration: Numbers that correct the spread of the law before its projection (see ``calibrate``), or None.
+
     Raises:
         ParameterError: If the method is not known.
     """
+
+    calibration: Calibration | None = None
 
     def __init__(
         self,
@@ -170,10 +178,12 @@ class ConstrainedModel(nn.Module):
         state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
         content = {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": PLAIN_VERSION,
             "method": self.method.record(),
             "state": state,
         }
+        if self.calibration is not None:
+            content |= {"version": FORMAT_VERSION, "calibration": self.calibration.record()}
         with replacing(target) as partial:
             torch.save(content, partial)
 
@@ -206,6 +216,8 @@ class ConstrainedModel(nn.Module):
             )
         try:
             chosen = Method.from_record(content["method"]) if method is None else as_method(method)
+            record = content.get("calibration")
+            calibration = None if record is None else Calibration.from_record(record)
         except ParameterError as error:
             raise ParameterError(f"{path}: {error.what}", error.why, error.fix) from error
         model = cls(backbone, constraint_fn, chosen)
@@ -217,15 +229,25 @@ class ConstrainedModel(nn.Module):
                 "They were saved from another architecture.",
                 "Build the backbone with the same sizes as when it was saved.",
             ) from error
-        return model
+        return model if calibration is None else model.calibrated(calibration)
 
-    @staticmethod
+    def calibrated(self, calibration: Calibration | None) -> Self:
+        """A model with the same weights whose laws are calibrated before they are projected.
+
+        Args:
+            calibration: The numbers; None for none.
+        """
+        twin = copy.copy(self)
+        twin._modules = dict(self._modules)
+        twin.calibration = calibration
+        return twin
+
     def _applied(
-        dist: LocationScale, constraint: Constraint, step: Step, layer: DPPL | None
+        self, dist: LocationScale, constraint: Constraint, step: Step, layer: DPPL | None
     ) -> Projected | LocationScale:
-        if layer is None:
-            return dist
-        return layer(dist, constraint.linear_part() if step.linear_only else constraint)
+        if self.calibration is None:
+            return step.applied(layer, dist, constraint)
+        return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)
 
     def _score(self, predicted: Projected | LocationScale, target: Tensor, mask: Tensor | None) -> Tensor:
         draws = self.method.training.draws
