@@ -55,9 +55,24 @@ class Deviations:
         """Functionals of the center (*batch, k), or the center."""
         return self.center if self.rows is None else self.rows.at(self.center).apply(self.center)
 
+    def checked(self, y: Tensor) -> Tensor:
+        """Targets (*batch, n) in the dtype of the center; models of slices flatten samples and slices.
+
+        Raises:
+            ShapeError: They do not fit the center.
+        """
+        shape = self.center.shape
+        if y.shape != shape and (y.numel() != shape.numel() or y.shape[-1:] != shape[-1:]):
+            raise ShapeError(
+                f"The targets have shape {tuple(y.shape)}, the sets {tuple(shape)}.",
+                "Each unit has one set.",
+                "Pass the targets of the same batch.",
+            )
+        return y.reshape(shape).to(self.center)
+
     def score(self, y: Tensor) -> Tensor:
         """Scores (*batch,) of targets y (*batch, n)."""
-        v = y.to(self.center) - self.center
+        v = self.checked(y) - self.center
         if self.rows is None:
             return deviation_norm(v, self.cov, self.tangent, self.oblique)
         return divide(self.rows.at(v).apply(v).abs(), self.scales()).amax(-1)
@@ -95,12 +110,11 @@ class ConformalSet:
 
     def score(self, y: Tensor) -> Tensor:
         """Scores (*batch,) of targets y (*batch, n)."""
-        y = self._checked(y)
         return self.deviations.score(y)
 
     def obeys(self, y: Tensor, tolerance: float = TOLERANCE) -> Tensor:
         """Whether targets y (*batch, n) obey the constraint up to a relative tolerance, (*batch,) bool."""
-        y = self._checked(y).to(self.deviations.center)
+        y = self.deviations.checked(y)
         return self.constraint.relative_violation(y, y.abs().amax(-1, keepdim=True)) <= tolerance
 
     def contains(self, y: Tensor, tolerance: float = TOLERANCE) -> Tensor:
@@ -152,16 +166,6 @@ class ConformalSet:
             float(self.size.mean()),
             self.left_out,
         )
-
-    def _checked(self, y: Tensor) -> Tensor:
-        shape = self.deviations.center.shape
-        if y.shape != shape and (y.numel() != shape.numel() or y.shape[-1:] != shape[-1:]):
-            raise ShapeError(
-                f"The targets have shape {tuple(y.shape)}, the sets {tuple(shape)}.",
-                "Each unit has one set.",
-                "Pass the targets of the same batch.",
-            )
-        return y.reshape(shape)
 
 
 def _ranges(rows: SparseMap, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
