@@ -150,7 +150,7 @@ def test_a_family_is_covered_at_once_and_fixed_functionals_are_left_out() -> Non
     x, y = units(constraint, 300)
     fitted = conformal(ph.ConstrainedModel(Fixed(COVS["low rank"]), constraint), (x, y), 0.8, FAMILY)
     region = fitted.region((x,))
-    assert region.left_out == 2 - 1  # the total; the sum of all nodes is three times the total, and left out too
+    assert region.left_out == 2  # the total, and the sum of all nodes, which is three times the total
     lower, upper = region.intervals()
     values = y @ FAMILY.T
     inside = ((lower - 1e-9 <= values) & (values <= upper + 1e-9)).all(-1)

@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from probhard import score as scores
-from probhard._calibration.data import Term, batches_of, evaluating, in_double, observed, terms_of
+from probhard._calibration.data import batches_of, evaluating, in_double, observed, terms_of
+from probhard._calibration.losses import flagging, total_score, unit_scores
 from probhard._calibration.promise import CoverageReport, Promise
 from probhard._calibration.search import best_factor, best_numbers, draws_factor
 from probhard._calibration.sets import ConformalSet, Deviations
@@ -58,7 +58,8 @@ def calibrate(
 
     A covariance with an own and a correlated part gets one number for each, any other one common number. The metric
     stays that of the uncalibrated law, so that means projected on equalities do not move. The score is the CRPS of the
-    projected law's variables, plus that of its functionals if there are some.
+    projected law's variables, plus that of its functionals if there are some. Units whose projection fails are left out,
+    and an error is raised if they are more than one in a hundred.
 
     Args:
         model: A trained model.
@@ -72,7 +73,7 @@ def calibrate(
         A model with the same weights; ``calibration`` holds the numbers.
 
     Raises:
-        ParameterError: There are no validation data or targets, or their score is not finite.
+        ParameterError: There are no validation data or targets, or too many scores are not finite.
         ShapeError: Labels or targets do not fit the law.
     """
     terms = terms_of(model, validation)
@@ -81,7 +82,7 @@ def calibrate(
     count = 0 if labels is None else int(labels.max()) + 1
     family = model.method.functionals if functionals is None else functionals
     weight = model.method.functional_weight if functional_weight is None else functional_weight
-    layer, step = model.inference_layer, model.method.inference
+    layer, step = flagging(model.inference_layer), model.method.inference
 
     def full(x: Tensor) -> Tensor:  # own, shared, groups relative to the first
         own, shared = x[:1], x[int(factored) : 1 + int(factored)]
@@ -92,7 +93,7 @@ def calibrate(
         for term in terms:
             law = calibrated(term.law, full(x), labels)
             predicted = step.applied(layer, law, term.constraint, metric_from=term.law)
-            total = total + _score(predicted, term, family, weight)
+            total = total + total_score(unit_scores(predicted, term.target, term.mask, family, weight))
         return total
 
     own, shared, *by_group = full(best_numbers(loss, 1 + int(factored), max(0, count - 1))).tolist()
@@ -221,12 +222,3 @@ def deviations(
     rows = None if family is None else family.rows(n)
     bounds = () if kinds.box is None else kinds.bounds(law.loc)
     return Deviations(forecast.mean, law.cov, tangent, oblique, rows), constraint, bounds
-
-
-def _score(predicted: Projected | LocationScale, term: Term, family: Any, weight: float) -> Tensor:
-    total = scores.crps(predicted, term.target, mask=term.mask).sum()
-    if family is None or not weight:
-        return total
-    family = family if isinstance(family, Functionals) else Directions(family)
-    values = scores.crps(predicted, term.target, mask=term.mask, functionals=family)
-    return total + weight * term.target.shape[-1] * (values * family.weight.to(values)).sum()

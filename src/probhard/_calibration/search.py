@@ -1,9 +1,10 @@
 """Searches for the few positive numbers of a calibration, on a logarithmic scale and within limits.
 
     one factor:     argmin over c of loss(c),                 bounded search by Brent's method
-    all numbers:    argmin over x of loss(exp(x)),            L-BFGS-B from the best common factor
+    all numbers:    argmin over x of loss(exp(x)),            from the best common factor: L-BFGS-B with gradients,
+                                                              or Nelder-Mead where a gradient is not finite
 
-Both are deterministic. The best point that was tried is returned, so that a loss with kinks (scores of draws) cannot
+All are deterministic. The best point that was tried is returned, so that a loss with kinks (scores of draws) cannot
 make the result worse than the start.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -22,7 +24,8 @@ from probhard.errors import ParameterError
 
 LIMITS = (0.1, 10.0)  # range of one factor on draws
 WIDE = (1 / 30, 30.0)  # range of the numbers of a law
-STEPS = 100  # most iterations
+PRECISE = {"maxiter": 100, "ftol": 1e-10, "gtol": 1e-8}  # of L-BFGS-B
+ROBUST = {"xatol": 1e-3, "fatol": 1e-6, "maxfev": 200}  # of Nelder-Mead, on the logarithmic scale
 
 
 def best_factor(loss: Callable[[float], float], limits: tuple[float, float] = LIMITS) -> float:
@@ -63,34 +66,37 @@ def best_numbers(
     def value_and_gradient(logs: np.ndarray) -> tuple[float, np.ndarray]:
         x = torch.from_numpy(np.array(logs, dtype=np.float64)).requires_grad_()
         value = loss(x.exp())
-        (gradient,) = torch.autograd.grad(value, x)
         tried.append((float(value.detach()), x.detach().numpy()))
+        gradient = torch.autograd.grad(value, x)[0] if value.requires_grad else torch.full_like(x, torch.nan)
+        if not bool(torch.isfinite(gradient).all()):  # units that failed have a score of NaN, which is left out
+            raise FloatingPointError
         return tried[-1][0], gradient.numpy()
 
-    def common(factor: float) -> float:
-        logs = math.log(factor) * direction
-        with torch.no_grad():
-            tried.append((float(loss(torch.from_numpy(logs).exp())), logs))
+    @torch.no_grad()
+    def value_at(logs: np.ndarray) -> float:
+        tried.append((float(loss(torch.from_numpy(np.array(logs, dtype=np.float64)).exp())), logs.copy()))
         return tried[-1][0]
 
-    if not math.isfinite(common(1.0)):
+    if not math.isfinite(value_at(0 * direction)):
         raise ParameterError(
             "The score of the validation data is not finite.",
-            "Targets or forecasts are NaN or infinite, or a projection failed.",
+            "Targets or forecasts are NaN or infinite, or projections fail.",
             "Mask missing targets, and check the forecasts of the validation data.",
         )
-    best_factor(common, limits)
+    best_factor(lambda factor: value_at(math.log(factor) * direction), limits)
     if leading + relative > 1:
-        start = min(tried, key=lambda pair: pair[0])[1]
-        scipy.optimize.minimize(
-            value_and_gradient,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[tuple(map(math.log, limits))] * len(start),
-            options={"maxiter": STEPS, "ftol": 1e-10, "gtol": 1e-8},
-        )
-    return torch.from_numpy(min(tried, key=lambda pair: pair[0])[1]).exp()
+        options: dict[str, Any] = {"bounds": [tuple(map(math.log, limits))] * len(direction)}
+        try:
+            scipy.optimize.minimize(
+                value_and_gradient, _best(tried), jac=True, method="L-BFGS-B", options=PRECISE, **options
+            )
+        except FloatingPointError:
+            scipy.optimize.minimize(value_at, _best(tried), method="Nelder-Mead", options=ROBUST, **options)
+    return torch.from_numpy(_best(tried)).exp()
+
+
+def _best(tried: list[tuple[float, np.ndarray]]) -> np.ndarray:
+    return min(tried, key=lambda pair: pair[0])[1]
 
 
 def draws_factor(draws: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
