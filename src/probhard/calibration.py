@@ -22,7 +22,8 @@ from probhard._calibration.losses import flagging, total_score, unit_scores
 from probhard._calibration.promise import CoverageReport, Promise
 from probhard._calibration.search import best_factor, best_numbers, draws_factor
 from probhard._calibration.sets import ConformalSet, Deviations
-from probhard._score.functionals import Directions, Functionals, functionals_from_record
+from probhard._score.functionals import Directions, Functionals
+from probhard._score.joined import functionals_from_record
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
 from probhard.laws.calibration import Calibration, calibrated, labels_of

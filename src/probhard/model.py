@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from probhard import score as scores
 from probhard.laws.calibration import Calibration
 from probhard._util.atomic import replacing
+from probhard._util.saved import read_model
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
 from probhard.laws.distribution import LocationScale, as_location_scale
@@ -121,7 +122,10 @@ class ConstrainedModel(nn.Module):
         return self.constraint_fn(Batch.of(batch).context)
 
     def loss(self, batch: Any) -> Tensor:
-        """The training loss: the score SUMMED over points and batch, plus the penalty.
+        """The training loss: the score SUMMED over points and batch, plus the penalty and the score of functionals.
+
+        The latter is ``functional_weight * n`` times the sum over groups of the mean CRPS in a group; functionals are
+        scaled to means (see ``Functionals.weight``).
 
         Args:
             batch: Anything that ``Batch.of`` takes, with targets.
@@ -140,7 +144,11 @@ class ConstrainedModel(nn.Module):
         dist = as_location_scale(self.backbone(parts.inputs))
         constraint = self.constraint(parts)
         predicted = self._applied(dist, constraint, self.method.training, self.training_layer)
-        total = self._score(predicted, parts.target, parts.mask).sum()
+        draws = self.method.training.draws
+        samples = predicted.rsample((draws,)) if draws else None
+        total = self._score(predicted, samples, parts.target, parts.mask).sum()
+        if self.method.functionals is not None and self.method.functional_weight:
+            total = total + self._functional_score(predicted, samples, parts.target, parts.mask)
         if self.method.penalty:
             total = total + self.method.penalty * constraint.penalty(predicted.mean).sum()
         return total
@@ -207,7 +215,7 @@ class ConstrainedModel(nn.Module):
             FileNotFoundError: If there is no such file.
             ParameterError: If the file is not a saved model, or does not fit the backbone.
         """
-        content = _read(path)
+        content = read_model(path, FORMAT, FORMAT_VERSION)
         if method is None and content["method"] is None:
             raise ParameterError(
                 f"{path} was saved with a metric module in its method.",
@@ -249,47 +257,25 @@ class ConstrainedModel(nn.Module):
             return step.applied(layer, dist, constraint)
         return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)
 
-    def _score(self, predicted: Projected | LocationScale, target: Tensor, mask: Tensor | None) -> Tensor:
-        draws = self.method.training.draws
-        if not draws:
+    def _score(
+        self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The score of each variable, (*batch, n), from draws if there are any."""
+        if samples is None:
             return scores.SCORES[self.method.score](predicted, target, mask=mask)
-        samples = predicted.rsample((draws,))
         if self.method.score == "crps":
             return scores.crps_ensemble(samples, target, mask=mask, estimator="fair")
         quantiles = scores.sample_quantiles(samples, scores.LEVELS)
         return scores.quantile_loss(quantiles, target, scores.LEVELS, mask=mask).mean(0)
 
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The checked content of a saved model."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ParameterError(
-            f"{path} cannot be read as a saved model ({type(error).__name__}).",
-            "It is damaged, or holds more than tensors and plain values.",
-            "Save the model again with ConstrainedModel.save.",
-        ) from error
-    known = isinstance(content, dict) and content.get("format") == FORMAT
-    if not known or not isinstance(content.get("version"), int):
-        raise ParameterError(
-            f"{path} is not a saved probhard model.",
-            "Its format mark is missing.",
-            "Pass a file written by ConstrainedModel.save.",
-        )
-    if content["version"] > FORMAT_VERSION:
-        raise ParameterError(
-            f"{path} has format version {content['version']}, this library reads up to {FORMAT_VERSION}.",
-            "It was written by a newer probhard.",
-            "Upgrade probhard.",
-        )
-    state = content.get("state")
-    if "method" not in content or not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ParameterError(
-            f"{path} is damaged.",
-            "It does not hold a method and named weights.",
-            "Save the model again with ConstrainedModel.save.",
-        )
-    return content
+    def _functional_score(
+        self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The weighted CRPS of the method's functionals, a scalar."""
+        family, n = self.method.functionals, target.shape[-1]
+        assert family is not None
+        if samples is None:
+            score = scores.crps(predicted, target, mask=mask, functionals=family)
+        else:
+            score = scores.crps_ensemble(samples, target, mask, estimator="fair", functionals=family)
+        return self.method.functional_weight * n * (score * family.weight.to(score)).sum()
