@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-import registry
 import torch
 from torch import Tensor, nn
 
 import probhard as ph
+import registry
 from probhard._calibration.norm import deviation_norm
 from probhard._calibration.promise import Promise
 from probhard.calibration import Calibration, ConformalModel, conformal
@@ -81,7 +81,9 @@ def test_measured_coverage_is_the_promised_one(bounds: bool, functionals: Tensor
 
 @pytest.mark.parametrize("metric", registry.METRICS)
 @pytest.mark.parametrize("cov", ["diagonal", "low rank", "dense"])
-@pytest.mark.parametrize("name", ["conservation", "tree", "fixed nodes", "pins and mass", "overlapping", "dense", "pins"])
+@pytest.mark.parametrize(
+    "name", ["conservation", "tree", "fixed nodes", "pins and mass", "overlapping", "dense", "pins"]
+)
 def test_norms_are_those_of_the_pseudo_inverse(name: str, cov: str, metric: str) -> None:
     constraint = registry.CONSTRAINTS[name]()
     n = constraint.variables
@@ -166,7 +168,10 @@ def test_bounds_cut_intervals() -> None:
     x, y = units(constraint, 300)
     differences = torch.tensor([[0, 1.0, -1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0]], dtype=DOUBLE)
     model = ph.ConstrainedModel(Fixed(COVS["diagonal"]), constraint)
-    for functionals, least, most in ((None, 0.0, 30.0), (differences, torch.tensor([-30.0, 0]), torch.tensor([30, 60.0]))):
+    for functionals, least, most in (
+        (None, 0.0, 30.0),
+        (differences, torch.tensor([-30.0, 0]), torch.tensor([30, 60.0])),
+    ):
         region = conformal(model, (x, y), 0.99, functionals).region((x,))
         lower, upper = region.intervals()
         assert bool((lower >= least).all())
@@ -177,7 +182,9 @@ def test_bounds_cut_intervals() -> None:
         assert float(region.report(y).measured) == pytest.approx(0.99, abs=0.01)
 
 
-@pytest.mark.parametrize(("count", "level", "rank"), [(9, 0.9, 9), (8, 0.9, 9), (99, 0.9, 90), (19, 0.8, 16), (30, 0.95, 30)])
+@pytest.mark.parametrize(
+    ("count", "level", "rank"), [(9, 0.9, 9), (8, 0.9, 9), (99, 0.9, 90), (19, 0.8, 16), (30, 0.95, 30)]
+)
 def test_the_rank_is_the_textbook_one(count: int, level: float, rank: int) -> None:
     promise = Promise.of(torch.arange(1.0, count + 1), level, True, None)
     assert promise.rank == rank

@@ -59,8 +59,8 @@ def calibrate(
 
     A covariance with an own and a correlated part gets one number for each, any other one common number. The metric
     stays that of the uncalibrated law, so that means projected on equalities do not move. The score is the CRPS of the
-    projected law's variables, plus that of its functionals if there are some. Units whose projection fails are left out,
-    and an error is raised if they are more than one in a hundred.
+    projected law's variables, plus that of its functionals if there are some. Units whose projection fails are left
+    out, at most one in a hundred.
 
     Args:
         model: A trained model.

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from probhard import score as scores
-from probhard.laws.calibration import Calibration
 from probhard._util.atomic import replacing
 from probhard._util.saved import read_model
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
+from probhard.laws.calibration import Calibration
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.method import Method, Step, as_method
 from probhard.projection.layer import DPPL

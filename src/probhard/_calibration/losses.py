@@ -1,6 +1,6 @@
 """The loss of a calibration: the score of projected laws, per unit and in total.
 
-    score of a unit = sum over variables of CRPS + weight * n * sum over groups of the mean CRPS of functionals
+score of a unit = sum over variables of CRPS + weight * n * sum over groups of the mean CRPS of functionals
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from probhard import score
 from probhard._score.checks import masked, observed
-from probhard._score.functional_crps import antithetic_crps, functional_mask
-from probhard._score.functionals import Directions, Functionals
+from probhard._score.functional_crps import antithetic_crps
+from probhard._score.functionals import Directions, Functionals, functional_mask
 from probhard.laws.distribution import LocationScale
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected

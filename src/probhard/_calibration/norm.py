@@ -5,8 +5,8 @@ by the columns of ``B = W A^T``. The pseudo-inverse norm is the least norm among
 
     |v|^2 = min {x^T C^-1 x : P x = v} = x^T C^-1 x,      x = v - B H^-1 B^T C^-1 v,      H = B^T C^-1 B.
 
-Under the oblique metric ``W = C`` the correction is 0, since ``A v = 0``. If W and C are diagonal, ``H = A (W^2 / C) A^T``
-has the structure of the rows, which is factored in O(n) for trees and conservation.
+Under the oblique metric ``W = C`` the correction is 0, since ``A v = 0``. If W and C are diagonal,
+``H = A (W^2 / C) A^T`` has the structure of the rows, which is factored in O(n) for trees and conservation.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def without_constants(cov: Covariance, v: Tensor) -> tuple[Covariance, Tensor]:
     if isinstance(cov, Diagonal):
         return Diagonal(torch.where(constant, 1.0, cov.variance)), v
     if isinstance(cov, Factored):
-        return replace(cov, diagonal_part=torch.where(constant, 1.0, cov.diagonal_part)), v  # type: ignore[type-var]
+        return replace(cov, diagonal_part=torch.where(constant, 1.0, cov.diagonal_part)), v  # type: ignore[call-arg]
     if isinstance(cov, Dense):
         return Dense(cov.scale_tril + torch.diag_embed(constant.to(v))), v
     return cov, v

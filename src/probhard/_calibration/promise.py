@@ -1,6 +1,7 @@
 """What conformal sets promise, and what was measured.
 
-    threshold = the k-th smallest of n scores,      k = ceil((n + 1) level),      P(score of a new unit <= threshold) >= k / (n + 1)
+    threshold = the k-th smallest of n scores,      k = ceil((n + 1) level),
+    P(score of a new unit <= threshold) >= k / (n + 1)
 
 for exchangeable units; with equality if no two scores are equal. If k > n the threshold is infinite.
 """
@@ -131,4 +132,6 @@ class CoverageReport:
             f"targets that obey the constraint: {100 * self.obey:.4g} %",
             f"mean width: {self.size:.6g}",
         ]
-        return "\n".join(lines + [f"functionals left out, fixed by the constraint: {self.left_out}"] * (self.left_out > 0))
+        return "\n".join(
+            lines + [f"functionals left out, fixed by the constraint: {self.left_out}"] * (self.left_out > 0)
+        )

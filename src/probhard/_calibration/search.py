@@ -124,4 +124,3 @@ def draws_factor(draws: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
         return total
 
     return best_factor(loss)
-
