@@ -4,10 +4,10 @@ The distance in ``W^-1`` is the least cost of moving a point by independent and 
 
     min_u |u - z|_{W^-1}^2  =  min_e |e|^2 + |p(z + G e) - z - G e|_{D^-1}^2,
 
-with p the projection under the diagonal weight D, fast for trees, single rows, profiles and bounds. The right
-side is convex and smooth in e. Its gradient is ``e + G^T m(e)`` with the multipliers ``m = D^-1 (z + G e - p)``, and its
-Hessian ``H = I + G^T D^-1 (I - T) G`` with T the tangent of p. Newton's method ends after few steps on the right face;
-every iterate ``p(z + G e)`` is feasible. H is formed for few columns of G, else it is applied by conjugate gradients.
+with p the projection under the diagonal weight D, which is fast for trees, single rows, profiles and bounds. The right
+side is convex and smooth in e. Its gradient is ``e + G^T m`` with the multipliers ``m = D^-1 (z + G e - p)``. Its
+Hessian is ``H = I + G^T D^-1 (I - T) G`` with T the tangent of p. Newton's method ends after few steps on the right
+face; every iterate ``p(z + G e)`` is feasible. H is formed for few columns of G, else conjugate gradients apply it.
 
 The tangent is ``P = T (I - G H^-1 G^T D^-1 (I - T))``.
 """
@@ -179,7 +179,7 @@ class _Constant(torch.autograd.Function):
         return newton.solve(right)
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
         return _Constant.solve(ctx.newton, gradient), None  # type: ignore[attr-defined]
 
     @classmethod
