@@ -69,9 +69,8 @@ def test_functionals_of_projected_laws_equal_dense_algebra(constraint, kind, met
     np.testing.assert_allclose(projected.functional(family.rows(n)).scale, scale, rtol=1e-8, atol=1e-7)
     score = ph.crps(projected, y, functionals=family)
     mean = projected.mean @ rows.T
-    expected = np.where(
-        fixed, abs(y @ rows.T - mean), scoringrules.crps_normal(y @ rows.T, mean, torch.where(fixed, 1.0, scale))
-    )
+    spread = scoringrules.crps_normal(y @ rows.T, mean, torch.where(fixed, 1.0, scale))
+    expected = np.where(fixed, abs(y @ rows.T - mean), spread)
     np.testing.assert_allclose(score, expected, rtol=1e-7, atol=1e-7)
     assert ph.functional_rule(projected) == "closed form"
     assert ph.functional_rule(projected.as_location_scale()) == "closed form"
