@@ -224,6 +224,14 @@ class Dense(Covariance):
     def root_size(self) -> int:
         return self.scale_tril.shape[-1]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scale_tril.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.scale_tril.device
+
     def diagonal(self) -> Tensor:
         return self.scale_tril.square().sum(-1)
 

@@ -62,6 +62,14 @@ class Factored(Covariance):
     def root_size(self) -> int:
         return self.shape[-1] + self.factor_size
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.diagonal_part.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.diagonal_part.device
+
     def diagonal(self) -> Tensor:
         return self.factor_diagonal() + self.diagonal_part
 
