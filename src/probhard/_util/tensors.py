@@ -23,6 +23,7 @@ CACHES = (
     "_last_side",
     "_unit_factors",
     "_squares",
+    "_splits",
 )  # attributes that belong to one dtype and device
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import matvec, safe_sqrt
+from probhard._util.tensors import checking, matvec, safe_sqrt
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance, Diagonal, Factored, LowRank
 from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
 from probhard.tangent.few_rows import factor_variance, few_rows_variance
+from probhard.tangent.functionals import own_variance, same_values
 from probhard.tangent.linear import DiagonalTangent, Tangent
 
 
@@ -99,6 +101,15 @@ class LowRankTangent(Tangent):
         if isinstance(cov, Factored):
             return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + factor_variance(self, cov)
         return self._root_variance(cov)
+
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        oblique = checking() and self.known is None and self.system.held is None and same_values(cov, self.given)
+        own = own_variance(self.factor, rows, self.factor.weight) if oblique else None
+        if own is None:
+            return super().functional_variance(rows, cov)
+        images = rows.at(own).apply(self.moved.movedim(-1, 0)).movedim(0, -2)  # (F U)^T, (*batch, rank, k)
+        shared = torch.linalg.solve_triangular(self.lower, images, upper=False).square().sum(-2)
+        return torch.where(own > 0, own + shared, 0.0).to(cov.dtype)
 
     def _diagonal_variance(self, s: Tensor) -> Tensor:
         """``diag(P S P^T)`` with ``P = P_D - U V^T``, ``V = A^T Y C^-1``."""

@@ -27,6 +27,7 @@ from probhard.rows.presolve import Pins
 from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Differential
 from probhard.tangent.few_rows import FEW_ROWS, factor_variance, few_rows_variance
+from probhard.tangent.functionals import structured_variance
 
 DENSE_NUMBERS = 50_000_000  # up to this many numbers in W A^T, correlated weights are solved by a dense factor
 
@@ -233,6 +234,10 @@ class DiagonalTangent(Tangent):
         point, right = self.system.substitute(z.to(self.dtype), b)
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
+
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        known = structured_variance(self, rows, cov)
+        return super().functional_variance(rows, cov) if known is None else known
 
     def _spread(self, cov: Diagonal | None) -> Tensor | None:
         """Variances of the free variables; None if they equal the factor's weights."""
