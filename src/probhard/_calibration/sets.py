@@ -10,6 +10,7 @@ score that is fixed before the calibration units are seen gives a valid set.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,12 +46,14 @@ class Deviations:
     oblique: bool
     rows: SparseMap | None
 
+    @cached_property
     def scales(self) -> Tensor:
         """Half-widths at threshold 1: of functionals (*batch, k), or of variables (*batch, n)."""
         cov = self.cov if self.tangent is None else ProjectedCovariance(self.tangent, self.cov)
         variance = cov.diagonal() if self.rows is None else cov.functional_variance(self.rows)
         return safe_sqrt(variance).expand(*self.center.shape[:-1], -1)
 
+    @cached_property
     def centers(self) -> Tensor:
         """Functionals of the center (*batch, k), or the center."""
         return self.center if self.rows is None else self.rows.at(self.center).apply(self.center)
@@ -75,7 +78,7 @@ class Deviations:
         v = self.checked(y) - self.center
         if self.rows is None:
             return deviation_norm(v, self.cov, self.tangent, self.oblique)
-        return divide(self.rows.at(v).apply(v).abs(), self.scales()).amax(-1)
+        return divide(self.rows.at(v).apply(v).abs(), self.scales).amax(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,7 @@ class ConformalSet:
         """Number of functionals that the constraint fixes; they have width 0 and no part in the score."""
         if self.deviations.rows is None:
             return 0
-        return int((self.deviations.scales() == 0).sum(-1).max())
+        return int((self.deviations.scales == 0).sum(-1).max())
 
     def score(self, y: Tensor) -> Tensor:
         """Scores (*batch,) of targets y (*batch, n)."""
@@ -136,7 +139,7 @@ class ConformalSet:
             Lower and upper ends, (*batch, k) or (*batch, n), within the bounds of the variables; infinite if there
             were too few units.
         """
-        center, scale = self.deviations.centers(), self.deviations.scales()
+        center, scale = self.deviations.centers, self.deviations.scales
         half = torch.where(scale > 0, scale * self.promise.threshold, 0.0)
         lower, upper = center - half, center + half
         if self.lower is None or self.upper is None:
@@ -150,7 +153,7 @@ class ConformalSet:
     def size(self) -> Tensor:
         """Mean width of the intervals that the constraint leaves free, (*batch,)."""
         lower, upper = self.intervals()
-        free = self.deviations.scales() > 0
+        free = self.deviations.scales > 0
         return torch.where(free, upper - lower, 0.0).sum(-1) / free.sum(-1).clamp(min=1)
 
     def report(self, y: Tensor, tolerance: float = TOLERANCE) -> CoverageReport:
