@@ -138,7 +138,7 @@ class FactoredProjector(Projector):
         weight, lead = _detached(self.weight), z.shape[:-1]
         own = weight.diagonal_part
         e = z.new_zeros(*lead, weight.factor_size)
-        size = divide(z.square(), weight.diagonal().expand(z.shape)).sum(-1)  # |z|^2 in standard deviations
+        size = divide(z.square(), own.expand(z.shape)).sum(-1)  # |z|^2 in standard deviations of D, as pulls are
         steps = torch.zeros(lead, dtype=torch.int64, device=z.device)
 
         def at(e: Tensor) -> tuple[Solution, Tensor, Tensor]:
