@@ -101,6 +101,9 @@ class Spectral(Factored):
         level = _transforms.squared(self.even_power, self.shape_of_field, self.boundary)
         return self.scale.square() * level
 
+    def factor_norms(self, weight: Tensor) -> Tensor:
+        return self.even_power * (self.scale.square() * weight).mean(-1, keepdim=True)
+
     def apply(self, x: Tensor) -> Tensor:
         inner = self.even_power * _transforms.forward(self.scale * x, self.shape_of_field, self.boundary)
         return self.scale * _transforms.backward(inner, self.shape_of_field, self.boundary) + self.diagonal_part * x
@@ -112,8 +115,11 @@ class Spectral(Factored):
         return replace(self, scale=shared * self.scale, diagonal_part=own**2 * self.diagonal_part)
 
     def to(self, *args: object, **kwargs: object) -> Spectral:
-        parts = (x.to(*args, **kwargs) for x in (self.power, self.scale, self.diagonal_part))  # type: ignore[call-overload]
-        return Spectral(self.shape_of_field, *parts, self.boundary)
+        power, scale, own = (
+            x.to(*args, **kwargs)  # type: ignore[call-overload]
+            for x in (self.power, self.scale, self.diagonal_part)
+        )
+        return Spectral(self.shape_of_field, power, scale, own, self.boundary)
 
     def validate(self) -> None:
         check_finite("The power spectrum", self.power, minimum=0.0)
