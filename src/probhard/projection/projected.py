@@ -93,10 +93,11 @@ class Projected(td.Distribution):
         scale: Tensor | None = None,
         solution: Solution | None = None,
         censored: bool = False,
+        center: Tensor | None = None,
     ) -> None:
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._censored = censored
+        self._censored, self._center = censored, center
         self._clipped: CensoredMarginals | None = None
         self._fixed: tuple[Tensor, Tensor] | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
@@ -167,7 +168,9 @@ class Projected(td.Distribution):
     @property
     def marginals(self) -> Marginals:
         """The laws of single variables."""
-        return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
+        if self._laws is not None:
+            return self._laws
+        return Marginals(self.mean if self._center is None else self._center, self.scale, self.family)
 
     @property
     def stats(self) -> Stats:
