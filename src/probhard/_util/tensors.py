@@ -22,6 +22,7 @@ CACHES = (
     "_rows_form",
     "_last_side",
     "_unit_factors",
+    "_squares",
 )  # attributes that belong to one dtype and device
 
 

@@ -15,8 +15,9 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard._util.tensors import broadcast, check_finite, checking
+from probhard._util.tensors import broadcast, check_finite, checking, safe_sqrt
 from probhard.errors import ParameterError, ShapeError
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family
 from probhard.laws.marginals import Marginals
@@ -30,7 +31,8 @@ class LocationScale(td.Distribution):
 
     Args:
         loc: Location, (*batch, n).
-        cov: Scale matrix R R^T: ``Diagonal``, ``LowRank``, ``Dense`` or ``ProjectedCovariance``.
+        cov: Scale matrix R R^T: ``Diagonal``, ``LowRank``, ``Spectral``, ``HierarchyFactors``, ``Dense`` or
+            ``ProjectedCovariance``.
         family: Law of the noise e.
         validate_args: Check values (NaN, infinite, negative variances) in eager mode.
 
@@ -97,6 +99,18 @@ class LocationScale(td.Distribution):
         """The marginal laws of the coordinates, batch (*batch, n)."""
         cov = self.cov if isinstance(self.cov, Diagonal) else Diagonal(self.cov.diagonal())
         return Marginals(self.loc, cov.stddev.expand(self.loc.shape), self.family)
+
+    def functional(self, rows: LinearMap) -> Marginals:
+        """The laws of linear functionals ``F Z``, each by itself; exact for elliptical families.
+
+        Args:
+            rows: F, (k, n), such as a ``SparseMap``.
+
+        Returns:
+            The laws, batch (*batch, k).
+        """
+        loc = rows.at(self.loc).apply(self.loc)
+        return Marginals(loc, safe_sqrt(self.cov.functional_variance(rows)).expand(loc.shape), self.family)
 
     def affine(self, scale: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> LocationScale:
         """The law of ``scale * Z + shift``, elementwise; it maps normalised outputs back to target units.

@@ -15,6 +15,7 @@ from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
 from probhard.errors import ConvergenceError
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
 from probhard.laws.marginals import CensoredMarginals
@@ -171,6 +172,13 @@ class Projected(td.Distribution):
         if self._laws is not None:
             return self._laws
         return Marginals(self.mean if self._center is None else self._center, self.scale, self.family)
+
+    def functional(self, rows: LinearMap) -> Marginals:
+        """The laws of linear functionals ``F u`` from the projected mean and covariance; see ``LocationScale``.
+
+        They are exact if ``exact`` is True; after inequalities they are those of the first-order covariance.
+        """
+        return self.as_location_scale().functional(rows)
 
     @property
     def stats(self) -> Stats:
