@@ -30,7 +30,8 @@ from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
-from probhard.projection.projected import Policy, Projected
+from probhard.projection.policy import Policy
+from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
 
 COVARIANCES = ("auto", "delta", "second-order", "censored", "monte-carlo", "keep")

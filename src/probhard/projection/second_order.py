@@ -5,16 +5,21 @@ At the nearest point u* of the mean let ``P`` be the tangent, ``K = W J^T M^-1``
 
     b = -K h''(t, t) / 2,         E u = u* - K tr(h'' P Sigma P^T) / 2     for the oblique metric, W = Sigma.
 
-Both sums of this expansion are unbounded in the spread. The curve is therefore replaced by its osculating circle. With
-the angle ``w = 2 |b| / |t|`` and the normal noise ``a = 1 + (J d)^T M^-1 h''(t, t) / |t|^2`` it gives
+Other metrics also turn the mean, by ``-E P W hess(M^-1 J d) t``. The expansion grows without bound in the spread. The
+curve through t is therefore replaced by its osculating circle. With the angle ``w = 2 |b| / |t|`` and the normal noise
+``a = 1 + (J d)^T M^-1 h''(t, t) / |t|^2`` it gives
 
     u = u* + t / s + 2 (1 - a / s) b / w^2,     s^2 = a^2 + w^2,
 
-which agrees with the expansion for small w and is exact for spheres. Directions d are the columns of fixed rotations,
-so that moments of the linear part are exact. A direction costs one second derivative of h, and no projection.
+which agrees with the expansion for small w and is exact for spheres. Directions d are the columns of fixed rotations;
+at least as many as variables give the trace exactly. A direction costs one second derivative of h, and no projection.
+Off the set P must be exact: use ``curvature="exact"``. Then a is divided by the curvature there; third derivatives are
+dropped.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,7 +33,8 @@ from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Projector
 from probhard.projection.linear import LinearProjector
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
-from probhard.projection.projected import Policy, Projected
+from probhard.projection.policy import Policy
+from probhard.projection.projected import Projected
 
 DIRECTIONS = 16  # directions along which the curvature is measured, each with both signs
 CENTRE = 0.1  # nearest that noise comes to the centre of the circle, in radii
@@ -70,7 +76,7 @@ def _moments(
 ) -> tuple[Tensor, Tensor]:
     """Means and variances (*batch, n) in float64; ``first`` holds the variances of first order."""
     rows, u, size = tangent.linearised, tangent.value, base.cov.root_size
-    noise = _directions(size, u).reshape(-1, *[1] * (u.dim() - 1), size) * base.family.unit_variance**0.5
+    noise = _directions(size).to(u).reshape(-1, *[1] * (u.dim() - 1), size) * base.family.unit_variance**0.5
     d = base.cov.to(torch.float64).root(noise).expand(-1, *u.shape)
     d = d if projector.first is None else projector.first.apply(d)
     t, point = tangent.moved(d), u.expand(d.shape)  # (m, *batch, n)
@@ -81,18 +87,19 @@ def _moments(
     angle = divide(4 * _norm(b, rows.weight), length)  # w^2
     tilt = divide((multiplier * bent).sum(-1, keepdim=True), length)  # a - 1
     if projector.exact:
-        tilt = tilt / (1 + divide((tangent.iterates.multiplier * bent).sum(-1, keepdim=True), length))
+        distance = rows.multiplier(rows.core.apply(tangent.z - u))  # of the mean from the set, in multipliers
+        tilt = tilt / (1 + divide((distance * bent).sum(-1, keepdim=True), length))
     (t_plus, b_plus), (t_minus, b_minus) = _circle(1 + tilt, angle), _circle(1 - tilt, angle)
-    along = (t_plus - t_minus) / 2 * t
-    if not projector.own:  # else its mean is 0
-        turned = projector.curved.curvature(point, multiplier, t)
-        along = along + t_plus * t_minus * (tilt * t - rows.apply(rows.weight.apply(turned)))
     across = (b_plus + b_minus) / 2 * b
+    shift = across
+    if not projector.own:  # else normal and tangential noise are independent
+        turned = projector.curved.curvature(point, multiplier, t)
+        shift = across - t_plus * t_minus * rows.apply(rows.weight.apply(turned))
     shares = divide(((t_plus.square() + t_minus.square()) / 2 * t.square()).mean(0), t.square().mean(0))
     # All directions have the norm sqrt(size); that of normal noise varies.
     squares = (1 + 2 / size) * ((b_plus.square() + b_minus.square()) / 2 * b.square()).mean(0)
     spread = (squares - across.mean(0).square()).clamp(min=0)
-    return u + along.mean(0) + across.mean(0), shares * first + spread
+    return u + shift.mean(0), shares * first + spread
 
 
 def _norm(x: Tensor, weight: Covariance) -> Tensor:
@@ -120,10 +127,10 @@ def _circle(a: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     return 1 / s, 2 / (s * (s + a))
 
 
-def _directions(size: int, like: Tensor) -> Tensor:
-    """Vectors (m, size) of norm sqrt(size) along the columns of random rotations, the same in every call."""
-    generator = torch.Generator().manual_seed(0)
+@lru_cache(maxsize=16)
+def _directions(size: int) -> Tensor:
+    """Vectors (m, size) of norm sqrt(size) along the columns of fixed random rotations."""
+    generator, width = torch.Generator().manual_seed(0), min(size, DIRECTIONS)
     blocks = max(1, round(DIRECTIONS / size))
-    width = min(size, DIRECTIONS)
     rotations = torch.linalg.qr(torch.randn(blocks, size, width, dtype=torch.float64, generator=generator))[0]
-    return (size**0.5 * rotations.mT.flatten(0, 1)).to(like)
+    return size**0.5 * rotations.mT.flatten(0, 1)
