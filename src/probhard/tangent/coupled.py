@@ -148,8 +148,11 @@ class DenseTangent(Tangent):
     def multiplier(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)
 
+    def gains(self, r: Tensor) -> Tensor:
+        return matvec(self.pushed, self.multiplier(r))
+
     def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
-        return z - matvec(self.pushed, self.multiplier(self.core.apply(z) - b))
+        return z - self.gains(self.core.apply(z) - b)
 
     def transpose(self, x: Tensor) -> Tensor:
         y = self._exact(x.to(self.dtype))
@@ -161,8 +164,9 @@ class DenseTangent(Tangent):
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
+        known = self.pushed.movedim(-1, 0) if cov is None and self.system.held is None else None
         cov = (self.given if cov is None else cov).to(self.dtype)
-        return few_rows_variance(self, cov) if isinstance(cov, Factored) else self._root_variance(cov)
+        return few_rows_variance(self, cov, images=known) if isinstance(cov, Factored) else self._root_variance(cov)
 
 
 def _mask(system: LinearSystem, weight: Covariance) -> Tensor:

@@ -25,27 +25,28 @@ FEW_ROWS = 64  # up to this many rows
 ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6}  # variances below this share of their terms are 0
 
 
-def few_rows_variance(tangent: Tangent, cov: Covariance, rows: LinearMap | None = None) -> Tensor:
+def few_rows_variance(
+    tangent: Tangent, cov: Covariance, rows: LinearMap | None = None, images: Tensor | None = None
+) -> Tensor:
     """``diag(F P C P^T F^T)``, (*batch, k), or (*batch, n) without F.
 
     Args:
         tangent: P, of few rows.
         cov: C.
         rows: F, (k, n); None for the identity.
+        images: The columns of ``C A^T``, (q, *batch, n), if they are known.
     """
     core, dtype = tangent.core, tangent.dtype
     base = cov if cov.dtype == dtype else cov.to(dtype)
     if tangent.system.pins is not None:
         base = base.scaled(tangent.system.free(torch.ones_like(base.diagonal())))
     like = base.diagonal()
-    matrix = core.at(like).dense()  # (*batch, q, n)
-    points = matrix.movedim(-2, 0)  # (q, *batch, n)
     dims = max(len(base.shape), len(tangent.shape)) - 1
-    dims = max(dims, points.dim() - 2)
-    points = _aligned(points, dims)
-    unit = _aligned(torch.eye(len(points), dtype=dtype, device=like.device), dims)
-    gains = tangent.weight.apply(core.transpose(tangent.multiplier(unit)))  # columns of K, (q, *batch, n)
-    images = base.apply(points)  # columns of C A^T
+    if images is None:
+        points = core.at(like).dense().movedim(-2, 0)  # (q, *batch of A, n)
+        dims = max(dims, points.dim() - 2)
+        images = base.apply(_aligned(points, dims))
+    gains = tangent.gains(_aligned(torch.eye(core.row_count, dtype=dtype, device=like.device), dims))
     inner = core.apply(images)  # columns of M, (q, *batch, q)
     total = like
     if rows is not None:
