@@ -24,6 +24,7 @@ CACHES = (
     "_unit_factors",
     "_squares",
     "_splits",
+    "_boxes",
 )  # attributes that belong to one dtype and device
 
 

@@ -59,6 +59,12 @@ class SparseMap(OnDevice):
         """``(A * A) x``, (..., q), for x (..., n): the product with the squared entries."""
         return self._with("_squares", torch.square).apply(x)
 
+    def local(self, shape: tuple[int, ...]) -> Any:
+        """Rows as functionals of fields on a grid, by the boxes of points that they touch: ``LocalFunctionals``."""
+        from probhard.rows.boxes import LocalFunctionals  # it imports this module
+
+        return LocalFunctionals.of(self, shape)
+
     def _with(self, name: str, function: Callable[[Tensor], Tensor]) -> SparseMap:
         """The map with a function of its entries, cached under a name if A is constant."""
         known = self.__dict__.get(name)
