@@ -16,7 +16,7 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-TABLES = (*PDE, "forecasting", "conformal", "timing", "speed")
+TABLES = (*PDE, "forecasting", "conformal", "timing", "first-order", "speed")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _timing(request))
     elif request.table == "conformal":
         yield from map(_written, _conformal(request))
+    elif request.table == "first-order":
+        yield from map(_written, _first_order(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -119,6 +121,18 @@ def _conformal(request: Request) -> list[Path]:
         check_choices("problem", names, runs.CASES)
         runs.run(records, names, request.quick)
     return tables.write(request.folder, _lines(records))
+
+
+def _first_order(request: Request) -> list[Path]:
+    """Compare the rules for moments with exact laws, on the named groups of cases, and write their page."""
+    from experiments import first_order
+
+    groups = _listed(request.problems)
+    check_choices("problem", groups, first_order.GROUPS)
+    path = request.folder / "first-order.jsonl"
+    if not request.render:
+        first_order.run(path, groups, request.quick)
+    return first_order.write(request.folder, _lines(Records(path, first_order.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:
