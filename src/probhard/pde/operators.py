@@ -7,6 +7,10 @@ A Fourier layer keeps the modes |k| <= K of its input, mixes channels per mode a
 With K far below the size of the grid, the truncated transform F is cheapest as real matrix products, axis by axis. They
 use cosines and sines of every axis, and one fixed matrix of size 2^d that combines their products into exp(-i k x) for
 all signs of k. There are no complex numbers, so the network compiles, and grids of prime size cost nothing extra.
+
+With ``rank`` r the last linear map has r more channels g. They correlate the points, relative to the own spread s:
+
+    C = diag(s^2) + F F^T,      F = diag(s) g,      s^2 = softplus(spread).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, softplus
 
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.covariance import Diagonal
+from probhard.laws.covariance import Covariance, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 
 FLOOR = 1e-12  # added to the variance: in float32 it would reach 0, and an oblique projection could not move
@@ -122,6 +126,7 @@ class VarianceNO(nn.Module):
         layers: Number of Fourier layers.
         padding: Points added on the right of each axis.
         dropout: Rate of dropout after each layer; see ``MCDropout``.
+        rank: Number of columns of the factor that correlates the points; 0 for independent points.
 
     Raises:
         ParameterError: If a number is out of range.
@@ -135,21 +140,22 @@ class VarianceNO(nn.Module):
         layers: int = 4,
         padding: int = 9,
         dropout: float = 0.0,
+        rank: int = 0,
     ) -> None:
         super().__init__()
-        sizes = min((channels, width, layers, *modes), default=0) >= 1 and padding >= 0 and 1 <= len(modes) <= 3
+        sizes = rank >= 0 and min((channels, width, layers, *modes), default=0) >= 1 and padding >= 0 and 1 <= len(modes) <= 3
         if not sizes or not 0 <= dropout < 1:
             raise ParameterError(
                 f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}, "
-                f"dropout={dropout}.",
+                f"dropout={dropout}, rank={rank}.",
                 "A neural operator needs at least one of each on a grid of one to three axes, and a rate of dropout.",
-                "Pass positive numbers, one entry of modes per axis, and a dropout from 0 to below 1.",
+                "Pass positive numbers, one entry of modes per axis, a dropout from 0 to below 1, and a rank from 0 on.",
             )
-        self.channels, self.modes, self.width, self.padding = channels, tuple(modes), width, padding
+        self.channels, self.modes, self.width, self.padding, self.rank = channels, tuple(modes), width, padding, rank
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2)
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2 + rank)
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -175,11 +181,11 @@ class VarianceNO(nn.Module):
             ShapeError: If inputs do not fit, or the grid is too small for the modes.
         """
         self._check(inputs)
-        mean, variance = (self.network or self.moments)(inputs).flatten(2).unbind(1)
-        return LocationScale(mean, Diagonal(variance), validate_args=False)
+        mean, *spread = (self.network or self.moments)(inputs).flatten(2).split([1, 1, self.rank], 1)
+        return LocationScale(mean.squeeze(1), covariance_of(*spread), validate_args=False)
 
     def moments(self, inputs: Tensor) -> Tensor:
-        """Mean and variance at every point, (batch, 2, *grid), for inputs (batch, channels, *grid)."""
+        """Mean, own variance and factor at every point, (batch, 2 + rank, *grid), for inputs (batch, channels, *grid)."""
         grid = inputs.shape[2:]
         padded = [n + self.padding for n in grid]
         whole = [_basis(n, n, k, inputs) for n, k in zip(padded, self.modes)]
@@ -198,8 +204,7 @@ class VarianceNO(nn.Module):
             v = mixed + _pointwise(cast(nn.Linear, linear), v)
             if index < last:
                 v = self.dropout(gelu(v))
-        mean, spread = _pointwise(self.head, gelu(_pointwise(self.hidden, v))).unbind(1)
-        return torch.stack([mean, softplus(spread) + FLOOR], 1)
+        return law_channels(_pointwise(self.head, gelu(_pointwise(self.hidden, v))))
 
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():
@@ -221,6 +226,21 @@ class VarianceNO(nn.Module):
                 "The modes -K .. K-1 need at least 2 K points.",
                 "Use a finer grid, or build the operator with fewer modes or more padding.",
             )
+
+
+def law_channels(outputs: Tensor) -> Tensor:
+    """Mean, own variance and factor, (batch, 2 + rank, *grid), from the channels of a last layer of the same shape."""
+    mean, spread, relative = outputs.split([1, 1, outputs.shape[1] - 2], 1)
+    variance = softplus(spread) + FLOOR
+    # Relative to the own spread: small errors need no small weights, and all columns start at a fraction of it.
+    return torch.cat([mean, variance, variance.sqrt() * relative], 1)
+
+
+def covariance_of(variance: Tensor, factor: Tensor) -> Covariance:
+    """The covariance of own variances (batch, 1, n) and a factor (batch, rank, n); diagonal if the rank is 0."""
+    if not factor.shape[1]:
+        return Diagonal(variance.squeeze(1))
+    return LowRank(factor.mT, variance.squeeze(1))
 
 
 def _combination(signs: Sequence[Sequence[int]]) -> Tensor:
