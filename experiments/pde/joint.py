@@ -38,9 +38,7 @@ class Law:
         """The training method on a problem."""
         if not self.weight:
             return METHODS["probhard-ob"]
-        from experiments.pde.joint_measures import family
-
-        return METHODS["probhard-ob"].replace(functionals=family(case), functional_weight=self.weight)
+        return METHODS["probhard-ob"].replace(functionals=case.functionals, functional_weight=self.weight)
 
 
 WEIGHT = 0.3

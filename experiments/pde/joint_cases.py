@@ -18,6 +18,7 @@ from probhard.constraints.base import Constraint
 from probhard.model import Batch
 from probhard.pde.problems import PROBLEMS
 from probhard.pde.tracer import Flow, Tracer
+from probhard.score import BlockMeans
 from probhard.training import Schedule
 
 CALIBRATION = 60  # fields per seed
@@ -56,6 +57,11 @@ class Case:
     network: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[int, int, int, int] = (160, 40, CALIBRATION, 100)
     periodic: bool = False
+
+    @property
+    def functionals(self) -> BlockMeans:
+        """Block means of all sizes, and the mean of the field."""
+        return BlockMeans(self.shape, (*SIZES, "total"))
 
 
 def _linear(name: str) -> Case:

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.pde.joint_cases import SIZES, Case, Data
+from experiments.pde.joint_cases import Case, Data
 from probhard import score as scores
 from probhard.laws.covariance import Covariance, Diagonal, Factored
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.model import Batch, ConstrainedModel
 from probhard.projection.projected import Projected
-from probhard.score import BlockMeans
 
 LEVEL = 0.9
 QUANTILE = 1.6448536269514722  # of the standard normal law at (1 + LEVEL) / 2
@@ -32,11 +31,6 @@ CHUNK = 10  # fields measured at a time
 STEPS = 25  # of the search for the two numbers
 
 Numbers = tuple[float, float]
-
-
-def family(case: Case) -> BlockMeans:
-    """Block means of all sizes, and the mean of the field."""
-    return BlockMeans(case.shape, (*SIZES, "total"))
 
 
 def measured(model: ConstrainedModel, case: Case, data: Data, seed: int, draws: int) -> dict[str, Any]:
@@ -82,7 +76,7 @@ def projected(model: ConstrainedModel, law: LocationScale, part: Batch, numbers:
 def calibrated_numbers(model: ConstrainedModel, case: Case, batch: Batch) -> Numbers:
     """The two numbers that minimise the score on calibration fields; the second is 1 for a diagonal law."""
     parts = list(laws(model, batch))
-    functionals = family(case)
+    functionals = case.functionals
     assert batch.target is not None
     n, joint = batch.target.shape[-1], isinstance(parts[0][0].cov, Factored)
 
@@ -130,7 +124,7 @@ def figures(
         draws: Per field.
         numbers: The two calibration numbers.
     """
-    functionals, generator = family(case), torch.Generator().manual_seed(seed)
+    functionals, generator = case.functionals, torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
     for law, part in laws(model, test):
         assert part.target is not None
