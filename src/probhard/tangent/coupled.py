@@ -1,15 +1,52 @@
-"""Tangents under weights that couple variables: all rows are solved together."""
+"""Tangents under weights that couple variables.
+
+| weight                                     | tangent           | how                                         |
+|--------------------------------------------|-------------------|---------------------------------------------|
+| factors along the hierarchy that is solved | CoherentTangent   | that of the diagonal part                   |
+| low rank plus diagonal                     | LowRankTangent    | Woodbury on the structure's factor          |
+| any other                                  | DenseTangent      | Cholesky of the q x q matrix ``A W A^T``    |
+| the same with very many rows               | IterativeTangent  | conjugate gradients (``iterative``)         |
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import matvec
-from probhard.laws.covariance import Covariance, Diagonal, LowRank
+from probhard._util.tensors import matvec, safe_sqrt
+from probhard.laws.covariance import Covariance, Diagonal, Factored, LowRank
+from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
-from probhard.tangent.linear import Tangent
+from probhard.tangent.few_rows import factor_variance, few_rows_variance
+from probhard.tangent.linear import DiagonalTangent, Tangent
+
+
+class CoherentTangent(DiagonalTangent):
+    """``W = D + G G^T`` with ``A G = 0``: the shared noise obeys the rows, so only the noise D is projected.
+
+    Args:
+        system: The rows.
+        weight: W, with ``A G = 0``.
+    """
+
+    def __init__(self, system: LinearSystem, weight: HierarchyFactors) -> None:
+        super().__init__(system, Diagonal(weight.diagonal_part))
+        self.shared = weight
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.shared.shape
+
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
+        mean, scale = super().moments(z, b, cov)
+        if cov is not None:
+            return mean, scale
+        return mean, safe_sqrt(scale.square() + self.shared.factor_diagonal().to(scale.dtype))
+
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        own = super()._variance(cov)
+        return own + self.shared.factor_diagonal().to(own.dtype) if cov is None else own
 
 
 class LowRankTangent(Tangent):
@@ -59,6 +96,8 @@ class LowRankTangent(Tangent):
         if isinstance(cov, LowRank):
             spread = self.apply(self._columns(cov.factor)).square().sum(0)
             return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + spread
+        if isinstance(cov, Factored):
+            return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + factor_variance(self, cov)
         return self._root_variance(cov)
 
     def _diagonal_variance(self, s: Tensor) -> Tensor:
@@ -111,7 +150,8 @@ class DenseTangent(Tangent):
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
-        return self._root_variance((self.given if cov is None else cov).to(self.dtype))
+        cov = (self.given if cov is None else cov).to(self.dtype)
+        return few_rows_variance(self, cov) if isinstance(cov, Factored) else self._root_variance(cov)
 
 
 def _mask(system: LinearSystem, weight: Covariance) -> Tensor:
