@@ -98,9 +98,7 @@ COVARIANCES: dict[str, tuple[Callable[..., ph.Covariance], Callable[..., tuple[T
     "from stddev": (ph.Diagonal.from_stddev, lambda *shape: (rand(*shape),)),
     "low rank": (ph.LowRank, lambda *shape: (randn(*shape, 2), rand(*shape))),
     "dense": (lambda root: ph.Dense(root.tril()), lambda *shape: (triangle(*shape),)),
-    "periodic spectrum": (spectral("periodic"), lambda *shape: (rand(*shape), randn(*shape), rand(*shape))),
-    "reflecting spectrum": (spectral("reflecting"), lambda *shape: (rand(shape[-1]), randn(*shape), rand(*shape))),
-    "spectrum with walls": (spectral("zero"), lambda *shape: (rand(*shape), rand(*shape), rand(*shape))),
+    "spectral": (spectral("reflecting"), lambda *shape: (rand(shape[-1]), randn(*shape), rand(*shape))),
     "along a hierarchy": (along_hierarchy, lambda *shape: (randn(*shape[:-1], pattern(shape[-1]).loads), rand(*shape))),
 }
 

@@ -118,7 +118,7 @@ def _sine_back(y: Tensor) -> Tensor:
 
 
 def _squared_axis(p: Tensor, boundary: str) -> Tensor:
-    """``sum_k p_k b_k(j)^2`` along the last axis, by ``2 cos^2 = 1 + cos`` and ``2 sin^2 = 1 - cos`` of twice the angle."""
+    """``sum_k p_k b_k(j)^2`` along the last axis; squares are ``1 + cos`` or ``1 - cos`` of twice the angle."""
     m = p.shape[-1]
     first, sign = (0, 1.0) if boundary == "reflecting" else (1, -1.0)
     weight = torch.full((m,), sign / m, dtype=p.dtype, device=p.device)

@@ -4,8 +4,8 @@ It is used only through its diagonal, the products ``C x``, ``R e`` and ``R^T x`
 ``diag(s) C diag(s)``; it is never formed. Vectors lie along the last dimension, so leading sample and batch dimensions
 broadcast as in torch.
 
-A linear functional ``f . Z`` has the scale ``sqrt(f^T C f) = |R^T f|``. ``functional_variance`` computes it for the rows
-of a sparse matrix F.
+A linear functional ``f . Z`` has the scale ``sqrt(f^T C f) = |R^T f|``. ``functional_variance`` computes its square for
+the rows of a sparse matrix F.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Protocol, Self
 
 import torch
 from torch import Tensor
-
 
 CHUNK = 4_000_000  # numbers in the images of functionals at a time
 

@@ -77,8 +77,8 @@ class HierarchyFactors(Factored):
     def __post_init__(self) -> None:
         if (self.loadings.shape[-1], self.diagonal_part.shape[-1]) != (self.pattern.loads, self.pattern.nodes):
             raise ShapeError(
-                f"HierarchyFactors got {self.loadings.shape[-1]} loadings and {self.diagonal_part.shape[-1]} variances.",
-                f"The hierarchy has {self.pattern.loads} pairs of aggregate and bottom, and {self.pattern.nodes} nodes.",
+                f"Got {self.loadings.shape[-1]} loadings and {self.diagonal_part.shape[-1]} variances.",
+                f"The hierarchy has {self.pattern.loads} pairs of aggregate and bottom, {self.pattern.nodes} nodes.",
                 "Give one loading for each pair in pattern.factor and pattern.bottom.",
             )
 
