@@ -164,7 +164,7 @@ class Projected(td.Distribution):
     @property
     def cov(self) -> Covariance:
         """The projected scale matrix, singular and never formed as a matrix."""
-        return ProjectedCovariance(self.tangent, self.base.cov)
+        return ProjectedCovariance(self.tangent, self.base.cov, oblique=self.projector.oblique)
 
     @property
     def marginals(self) -> Marginals:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import matvec, safe_sqrt
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance, Diagonal, Factored, LowRank
 from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
 from probhard.tangent.few_rows import factor_variance, few_rows_variance
 from probhard.tangent.linear import DiagonalTangent, Tangent
+from probhard.tangent.overlaps import overlap_variance, serves
 
 
 class CoherentTangent(DiagonalTangent):
@@ -99,6 +101,15 @@ class LowRankTangent(Tangent):
         if isinstance(cov, Factored):
             return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + factor_variance(self, cov)
         return self._root_variance(cov)
+
+    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
+        plain = cov is None and self.system.held is None and self.known is None
+        if not (plain and serves(self.core, rows)):
+            return super().functional_variance(rows, cov)
+        own = overlap_variance(self.factor, rows)
+        half = torch.linalg.solve_triangular(self.lower, rows.at(own).apply(self.moved.mT), upper=False)
+        # Where P_D leaves nothing of f, it leaves nothing of the shared noise either.
+        return torch.where(own > 0, own + half.square().sum(-2), 0.0).to(self.given.dtype)
 
     def _diagonal_variance(self, s: Tensor) -> Tensor:
         """``diag(P S P^T)`` with ``P = P_D - U V^T``, ``V = A^T Y C^-1``."""

@@ -27,6 +27,7 @@ from probhard.rows.presolve import Pins
 from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Differential
 from probhard.tangent.few_rows import FEW_ROWS, factor_variance, few_rows_variance
+from probhard.tangent.overlaps import overlap_variance, serves
 
 DENSE_NUMBERS = 50_000_000  # up to this many numbers in W A^T, correlated weights are solved by a dense factor
 
@@ -153,7 +154,14 @@ class Tangent(Differential):
         """
         return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
 
-    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
+        """``diag(F P C P^T F^T)``, (*batch, k).
+
+        Args:
+            rows: F, (k, n).
+            cov: Covariance C of the points; None means C = W, the oblique case.
+        """
+        cov = self.given if cov is None else cov
         if self.core.row_count > min(FEW_ROWS, rows.row_count):
             return super().functional_variance(rows, cov)
         return few_rows_variance(self, cov, rows)
@@ -241,6 +249,12 @@ class DiagonalTangent(Tangent):
         variance = self.given.variance if cov is None else cov.variance
         return self.system.free(variance.to(self.dtype))
 
+    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
+        plain = self.system.pins is None and self.system.held is None and type(self) is DiagonalTangent
+        if cov is None and plain and self.dtype == torch.float64 and serves(self.core, rows):
+            return overlap_variance(self.factor, rows).to(self.given.dtype)
+        return super().functional_variance(rows, cov)
+
     def _variance(self, cov: Covariance | None) -> Tensor:
         if cov is None or isinstance(cov, Diagonal):
             return self.factor.variance(self._spread(cov))
@@ -287,7 +301,8 @@ class PinnedTangent(Tangent):
     def transpose(self, x: Tensor) -> Tensor:
         return self.system.free(x)
 
-    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
+        cov = self.given if cov is None else cov
         return cov.scaled(self.system.free(torch.ones_like(cov.diagonal()))).functional_variance(rows)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
