@@ -6,6 +6,7 @@ Weights stay in the work folder beside the lines, so that the figures can be mea
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +16,16 @@ import torch
 
 from experiments.grid import Grid
 from experiments.pde.joint_cases import CASES, Case, Data
+from experiments.pde.joint_measures import measured, shown
 from experiments.records import Records
 from probhard._util.atomic import replacing
 from probhard.errors import check_choices
 from probhard.method import METHODS, Method
-from probhard.model import ConstrainedModel
+from probhard.model import Batch, ConstrainedModel
 from probhard.pde.operators import VarianceNO
 from probhard.training import fit
 
+TIMED = 12  # steps of each law
 KEYS = ("problem", "law", "seed", "epochs")
 RANK = 16
 
@@ -38,7 +41,7 @@ class Law:
         """The training method on a problem."""
         if not self.weight:
             return METHODS["probhard-ob"]
-        return METHODS["probhard-ob"].replace(functionals=case.functionals, functional_weight=self.weight)
+        return METHODS["probhard-ob"].replace(functionals=case.blocks, functional_weight=self.weight)
 
 
 WEIGHT = 0.3
@@ -97,12 +100,28 @@ class FieldJob:
         Returns:
             One result line.
         """
-        from experiments.pde.joint_measures import measured
-
         case = CASES[self.problem]()
         data = self._data(case)
         model, about = self.trained(case, data, folder, progress)
-        return [{**self.expected()[0], **measured(model.double(), case, data, self.seed, self.draws), **about}]
+        line = {**self.expected()[0], **measured(model.double(), case, data, self.seed, self.draws), **about}
+        if self.seed == 0 and LAWS[self.law].weight:
+            times = self._step_seconds(case, data)
+            line |= {"step_seconds": times[1], "diagonal_step_seconds": times[0]}
+        if self.seed == 0 and case.periodic:
+            line["shown"] = shown(model, case, data.test, (line["own"], line["shared"]))
+        return [line]
+
+    def _step_seconds(self, case: Case, data: Data) -> list[float]:
+        """CPU seconds of a training step of the diagonal law and of this one, the least of several in turn."""
+        models = [replace(self, law=law).model(case) for law in ("diagonal", self.law)]
+        size = case.schedule.batch_size
+        parts = data.train.inputs[:size], data.train.target[:size], None, data.train.context[:size]  # type: ignore[index]
+        for model in models:
+            if self.compiled:
+                model.backbone.compile()
+        steps = [_Step(model, Batch(*parts)) for model in models]
+        times = [[step.seconds() for step in steps] for _ in range(TIMED)]
+        return [min(column) for column in zip(*times[2:])]  # the first ones compile
 
     def _data(self, case: Case) -> Data:
         return case.data(self.seed, self.sizes or case.sizes)
@@ -138,6 +157,22 @@ class FieldJob:
         law = LAWS[self.law]
         backbone = VarianceNO(**{**case.network, **law.network, **(self.network or {})}).float()
         return ConstrainedModel(backbone, case.constraint, law.method(case))
+
+
+class _Step:
+    """One training step of a model on a batch."""
+
+    def __init__(self, model: ConstrainedModel, batch: Batch) -> None:
+        self.model, self.batch = model, batch
+        self.optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def seconds(self) -> float:
+        """CPU seconds of one step."""
+        start = time.process_time()
+        self.optimiser.zero_grad()
+        self.model.loss(self.batch).backward()
+        self.optimiser.step()
+        return time.process_time() - start
 
 
 def grid(

@@ -18,7 +18,7 @@ from probhard.constraints.base import Constraint
 from probhard.model import Batch
 from probhard.pde.problems import PROBLEMS
 from probhard.pde.tracer import Flow, Tracer
-from probhard.score import BlockMeans
+from probhard.score import BlockMeans, Directions, Functionals
 from probhard.training import Schedule
 
 CALIBRATION = 60  # fields per seed
@@ -59,9 +59,22 @@ class Case:
     periodic: bool = False
 
     @property
-    def functionals(self) -> BlockMeans:
-        """Block means of all sizes, and the mean of the field."""
-        return BlockMeans(self.shape, (*SIZES, "total"))
+    def blocks(self) -> BlockMeans:
+        """Means over blocks of all sizes, which training and calibration score."""
+        return BlockMeans(self.shape, SIZES)
+
+    @property
+    def functionals(self) -> Functionals:
+        """All functionals that are measured: block means, the mean of all cells, and the integral that is conserved.
+
+        The constraint fixes the integral. Without periodicity the trapezoid rule halves the cells at the walls, so that
+        the mean of all cells differs from it by those.
+        """
+        inner = torch.ones(self.shape[1], dtype=torch.float64)
+        if not self.periodic:
+            inner[0] = inner[-1] = 0.5
+        integral = (inner / inner.sum() / self.shape[0]).repeat(self.shape[0])
+        return BlockMeans(self.shape, (*SIZES, "total")) + Directions(integral[None], ["integral"])
 
 
 def _linear(name: str) -> Case:

@@ -45,7 +45,21 @@ def measured(model: ConstrainedModel, case: Case, data: Data, seed: int, draws: 
     """
     own, shared = calibrated_numbers(model, case, data.calibration)
     raw = figures(model, case, data.test, seed, draws)
-    return {"own": own, "shared": shared, "raw": raw, **figures(model, case, data.test, seed, draws, (own, shared))}
+    del raw["energy_fields"]
+    figured = figures(model, case, data.test, seed, draws, (own, shared))
+    return {"own": own, "shared": shared, **figured, "raw": raw}
+
+
+@torch.no_grad()
+def shown(model: ConstrainedModel, case: Case, test: Batch, numbers: Numbers) -> dict[str, list[list[float]]]:
+    """Error of the mean and a centred draw for the first test field, with three digits, for a picture."""
+    law, part = next(laws(model, test))
+    assert part.target is not None
+    forecast = projected(model, law, part, numbers)
+    draw = forecast.sample((), torch.Generator().manual_seed(0)) - forecast.mean
+    fields = {"error": (part.target - forecast.mean)[0], "draw": draw[0]}
+    return {name: [[float(f"{x:.3g}") for x in row] for row in field.unflatten(-1, case.shape).tolist()]
+            for name, field in fields.items()}  # fmt: skip
 
 
 def reweighted(cov: Covariance, own: Tensor | float, shared: Tensor | float) -> Covariance:
@@ -76,7 +90,7 @@ def projected(model: ConstrainedModel, law: LocationScale, part: Batch, numbers:
 def calibrated_numbers(model: ConstrainedModel, case: Case, batch: Batch) -> Numbers:
     """The two numbers that minimise the score on calibration fields; the second is 1 for a diagonal law."""
     parts = list(laws(model, batch))
-    functionals = case.functionals
+    functionals = case.blocks
     assert batch.target is not None
     n, joint = batch.target.shape[-1], isinstance(parts[0][0].cov, Factored)
 
@@ -98,10 +112,11 @@ def minimised(loss: Callable[[Tensor], Tensor], count: int) -> Numbers:
     """The numbers exp(x) of the smallest loss(x), from 1 on; one that is not there is 1."""
     logs = torch.zeros(count, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS([logs], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7)
+    unit = float(loss(logs.detach()))
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        value = loss(logs)
+        value = loss(logs) / unit
         value.backward()
         return value
 
@@ -143,8 +158,8 @@ def figures(
             "fixed": spread == 0,
             "covered": (error.abs() <= QUANTILE * spread).double(),
             "scores": scores.crps(forecast, part.target, functionals=functionals),
-            "lag_errors": _lag(miss, case.shape),
-            "lag_draws": _lag(sample - forecast.mean, case.shape).mean(0),
+            "lag_errors": _lag(miss / cells, case.shape),
+            "lag_draws": _lag((sample - forecast.mean) / cells, case.shape).mean(0),
             "violation": model.constraint(part).violation(sample).amax(0),
         }.items():
             columns.setdefault(name, []).append(values)
@@ -168,12 +183,11 @@ def figures(
         "lag_draws": float(table["lag_draws"].mean()),
         "violation": float(table["violation"].max()),
         "energy_fields": table["energy"].tolist(),
-        "crps_fields": table["crps"].tolist(),
     }
 
 
 def _lag(x: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Correlation of neighbours along the last axis of fields (..., n), (...,)."""
-    field = x.unflatten(-1, shape)
+    """Correlation of neighbours along the last axis of standardised fields (..., n), (...,); 0 / 0 counts as 0."""
+    field = x.nan_to_num(0.0, 0.0, 0.0).unflatten(-1, shape)
     left, right = field[..., :-1], field[..., 1:]
     return (left * right).sum((-2, -1)) / (left.square().sum((-2, -1)) * right.square().sum((-2, -1))).sqrt()

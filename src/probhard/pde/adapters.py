@@ -3,7 +3,7 @@
 | output channels | law                                                                            |
 |-----------------|--------------------------------------------------------------------------------|
 | two             | mean and r, with variance softplus(r), as in ``VarianceNO``                    |
-| 2 + rank        | the same, and a factor that correlates the points, as in ``VarianceNO(rank)``  |
+| 3 + rank        | the same, shared spread and weights of a factor, as in ``VarianceNO(rank)``    |
 | one             | mean, with one standard deviation for all points, learned or fixed             |
 """
 
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
-from probhard.pde.operators import covariance_of, law_channels
+from probhard.pde.operators import channel_count, covariance_of, law_channels
 
 
 class OperatorBackbone(nn.Module):
-    """A module that maps (batch, channels, *grid) to (batch, 1, 2 or 2 + rank, *grid), as those of neuraloperator.
+    """A module that maps (batch, channels, *grid) to (batch, 1, 2 or 3 + rank, *grid), as those of neuraloperator.
 
     ``.double()`` also casts complex weights, unlike torch. The spectral layers of neuraloperator still compute in
     single precision. Saved weights hold tensors only, so they load strictly and safely.
@@ -33,7 +33,7 @@ class OperatorBackbone(nn.Module):
         operator: The module: ``FNO``, ``TFNO``, ``UNO``, ...
         stddev: Standard deviation of every point in target units, for operators with one output channel.
         learned: Train ``stddev``; else it is fixed.
-        rank: Number of columns of the factor that correlates the points, each an output channel after the first two.
+        rank: Number of columns of the factor that correlates the points, with rank + 1 output channels after the first two.
 
     Raises:
         ParameterError: If ``stddev`` is not positive and finite, or there are both ``stddev`` and a rank.
@@ -46,7 +46,7 @@ class OperatorBackbone(nn.Module):
         if rank < 0 or (rank and stddev is not None):
             raise ParameterError(
                 f"Got rank={rank} and stddev={stddev}.",
-                "The factor is relative to a spread of every point, which the operator gives.",
+                "A factor needs channels of the operator beside the mean.",
                 "Pass a rank from 0 on, and no stddev with a positive one.",
             )
         if stddev is not None and not 0 < stddev < math.inf:
@@ -86,7 +86,7 @@ class OperatorBackbone(nn.Module):
         except ImportError as error:
             raise MissingExtraError("neuraloperator", "operators", "OperatorBackbone.fourier") from error
         sizes = tuple(2 * k for k in modes)
-        defaults = {"in_channels": channels, "out_channels": 2 + rank, "hidden_channels": width, "n_layers": layers}
+        defaults = {"in_channels": channels, "out_channels": channel_count(rank), "hidden_channels": width, "n_layers": layers}
         return cls(library.FNO(n_modes=sizes, **{**defaults, **options}), rank=rank)
 
     def forward(self, inputs: Tensor) -> LocationScale:
@@ -102,13 +102,13 @@ class OperatorBackbone(nn.Module):
             ShapeError: If the operator returns another number of channels, or another grid.
         """
         outputs = self.operator(inputs)
-        expected = (len(inputs), 2 + self.rank if self.stddev is None else 1, *inputs.shape[2:])
+        expected = (len(inputs), channel_count(self.rank) if self.stddev is None else 1, *inputs.shape[2:])
         if outputs.shape != expected:
             raise ShapeError(
                 f"The operator maps {tuple(inputs.shape)} to {tuple(outputs.shape)}.",
                 f"With stddev={self.stddev} and rank={self.rank} its output must be {expected}: "
                 + ("mean, variance and factor." if self.stddev is None else "the mean."),
-                "Build it with out_channels=2 + rank, or with out_channels=1 and pass stddev.",
+                "Build it with out_channels=2, or 3 + rank for a positive rank, or with out_channels=1 and pass stddev.",
             )
         if self.stddev is None:
             mean, *spread = law_channels(outputs).flatten(2).split([1, 1, self.rank], 1)

@@ -8,9 +8,12 @@ With K far below the size of the grid, the truncated transform F is cheapest as 
 use cosines and sines of every axis, and one fixed matrix of size 2^d that combines their products into exp(-i k x) for
 all signs of k. There are no complex numbers, so the network compiles, and grids of prime size cost nothing extra.
 
-With ``rank`` r the last linear map has r more channels g. They correlate the points, relative to the own spread s:
+With ``rank`` r the last linear map has r + 1 more channels, a shared spread q and weights g. They correlate the points:
 
-    C = diag(s^2) + F F^T,      F = diag(s) g,      s^2 = softplus(spread).
+    C = diag(softplus(spread)) + F F^T,      F_xj = sqrt(softplus(q_x) / r) (1 + g_xj) phi_j(x).
+
+The phi_j are the r smoothest cosines of the grid but the constant. From the first step on, the shared noise is smooth and
+has a gradient also under a constraint that removes constants, and both spreads move over orders of magnitude.
 """
 
 from __future__ import annotations
@@ -155,7 +158,7 @@ class VarianceNO(nn.Module):
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2 + rank)
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, channel_count(rank))
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -228,12 +231,38 @@ class VarianceNO(nn.Module):
             )
 
 
+def channel_count(rank: int) -> int:
+    """Number of output channels of a law: mean, own spread and, for a positive rank, shared spread and weights."""
+    return 3 + rank if rank else 2
+
+
 def law_channels(outputs: Tensor) -> Tensor:
-    """Mean, own variance and factor, (batch, 2 + rank, *grid), from the channels of a last layer of the same shape."""
-    mean, spread, relative = outputs.split([1, 1, outputs.shape[1] - 2], 1)
-    variance = softplus(spread) + FLOOR
-    # Relative to the own spread: small errors need no small weights, and all columns start at a fraction of it.
-    return torch.cat([mean, variance, variance.sqrt() * relative], 1)
+    """Mean, own variance and factor, (batch, 2 + rank, *grid), from outputs (batch, channel_count(rank), *grid)."""
+    mean, spread, *shared = outputs.split([1, 1] if outputs.shape[1] == 2 else [1, 1, 1, outputs.shape[1] - 3], 1)
+    law = [mean, softplus(spread) + FLOOR]
+    if shared:
+        variance, weights = softplus(shared[0]) + FLOOR, shared[1]
+        smooth = _cosines(weights.shape[1], weights)
+        law.append((variance / weights.shape[1]).sqrt() * smooth * (1 + weights))
+    return torch.cat(law, 1)
+
+
+def _cosines(count: int, like: Tensor) -> Tensor:
+    """The smoothest cosines of a grid without the constant, (count, *grid); their mean square is 1 at every point."""
+    grid = like.shape[2:]
+    side = 2 + math.ceil((count + 1) ** (1 / len(grid)))
+    waves = sorted(itertools.product(range(side), repeat=len(grid)), key=lambda k: (sum(x * x for x in k), k))
+    tables = []
+    for n in grid:
+        x = (torch.arange(n, dtype=torch.float64, device=like.device) + 0.5) * (math.pi / n)
+        k = torch.arange(side, dtype=torch.float64, device=like.device)
+        tables.append((x * k[:, None]).cos())  # (side, n)
+    chosen = waves[1 : 1 + count]
+    field = torch.ones((), dtype=torch.float64, device=like.device)
+    for axis, table in enumerate(tables):
+        rows = table[[wave[axis] for wave in chosen]]
+        field = field.unsqueeze(-1) * rows.reshape(count, *[1] * axis, -1)
+    return (field / field.square().mean(0).sqrt()).to(like.dtype)
 
 
 def covariance_of(variance: Tensor, factor: Tensor) -> Covariance:
