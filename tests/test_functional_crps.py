@@ -69,12 +69,61 @@ def test_functionals_of_projected_laws_equal_dense_algebra(constraint, kind, met
     np.testing.assert_allclose(projected.functional(family.rows(n)).scale, scale, rtol=1e-8, atol=1e-7)
     score = ph.crps(projected, y, functionals=family)
     mean = projected.mean @ rows.T
-    expected = np.where(
-        fixed, abs(y @ rows.T - mean), scoringrules.crps_normal(y @ rows.T, mean, torch.where(fixed, 1.0, scale))
-    )
+    spread = scoringrules.crps_normal(y @ rows.T, mean, torch.where(fixed, 1.0, scale))
+    expected = np.where(fixed, abs(y @ rows.T - mean), spread)
     np.testing.assert_allclose(score, expected, rtol=1e-7, atol=1e-7)
     assert ph.functional_rule(projected) == "closed form"
     assert ph.functional_rule(projected.as_location_scale()) == "closed form"
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "low rank"])
+def test_levels_of_a_coherent_law_are_its_nodes(kind):
+    S = binary_tree(3)
+    law, y = ph.LocationScale(randn(BATCH, 15), covariance(kind, 15)), randn(BATCH, 15, seed=5)
+    levels, projected = ph.Levels(S), ph.DPPL()(law, ph.Hierarchy(S))
+    score = ph.crps(projected, y, functionals=levels)
+    np.testing.assert_allclose(score, ph.crps(projected, y, functionals=levels.matrix), rtol=1e-9)
+    scale = projected.scale
+    assert torch.equal(levels.variables_of(projected), torch.arange(15))
+    torch.testing.assert_close(projected.functional(levels.rows(15)).scale, scale, rtol=1e-9, atol=0)
+    # Not so for a law on another hierarchy, on none, or one whose draws are not coherent.
+    other = ph.DPPL()(law, ph.Hierarchy(np.vstack([np.ones(14), np.eye(14)])))
+    kept = ph.DPPL(covariance="keep")(law, ph.Hierarchy(S))
+    for incoherent in (law, other, kept):
+        assert levels.variables_of(incoherent) is None
+        expected = ph.crps(incoherent, y, functionals=levels.matrix)
+        torch.testing.assert_close(ph.crps(incoherent, y, functionals=levels), expected)
+
+
+@pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
+@pytest.mark.parametrize("kind", ["diagonal", "low rank", "only shared noise"])
+def test_held_variables_and_noise_that_is_only_shared(kind, metric):
+    """One row over three nodes, the second of which may not move."""
+    shared = ph.LowRank(randn(BATCH, 3, 2, seed=2), torch.tensor([0.0, 0.5, 0.5]).expand(BATCH, 3))
+    cov = shared if kind == "only shared noise" else covariance(kind, 3)
+    part, family = ph.Hierarchy(binary_tree(1), immutable=[1]), ph.Directions(randn(4, 3, seed=3))
+    projected = ph.DPPL(metric)(ph.LocationScale(randn(BATCH, 3), cov), part)
+    S, A, free = cov.dense(), torch.tensor([[1.0, -1.0, -1.0]]), torch.diag(torch.tensor([1.0, 0.0, 1.0]))
+    W = free @ (S if metric == "oblique" else torch.eye(3).expand_as(S)) @ free
+    P = torch.eye(3) - W @ A.T @ torch.linalg.solve(A @ W @ A.T, A.expand(BATCH, 1, 3))
+    rows = dense_rows(family)
+    expected = (rows @ P @ S @ P.mT @ rows.T).diagonal(dim1=-2, dim2=-1).sqrt()
+    torch.testing.assert_close(projected.functional(family.rows(3)).scale, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_variances_of_functionals_follow_the_rows_of_each_constraint():
+    """The parts of functionals are kept for one set of rows; other rows get parts of their own."""
+    law = ph.LocationScale(torch.zeros(N), ph.Diagonal(randn(N, seed=1).exp()))
+    rows, F = GRID.rows(N), dense_rows(GRID)
+    for shape in ((3, 4), (4, 3), (3, 4), (1, 12)):
+        constraint = ph.per_slice(ph.Conservation(torch.ones(shape[1]), 1.0), shape)
+        A = torch.kron(torch.eye(shape[0]), torch.ones(1, shape[1]))
+        S = torch.diag(law.variance)
+        conditional = S - S @ A.T @ torch.linalg.solve(A @ S @ A.T, A @ S)
+        expected = (F @ conditional @ F.T).diagonal().clamp(min=0).sqrt()
+        scale = ph.DPPL()(law, constraint).functional(rows).scale
+        torch.testing.assert_close(scale, expected, rtol=1e-9, atol=1e-7)
+        assert scale[-1] == 0  # the total is fixed
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

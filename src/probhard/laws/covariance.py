@@ -153,6 +153,9 @@ class LowRank(Factored):
     def factor_diagonal(self) -> Tensor:
         return self.factor.square().sum(-1)
 
+    def factor_norms(self, weight: Tensor) -> Tensor:
+        return (self.factor.square() * weight.unsqueeze(-1)).sum(-2)
+
     def functional_variance(self, rows: LinearMap) -> Tensor:
         rows = rows.at(self.factor)
         return rows.squared(self.diagonal_part) + rows.apply(self.factor.mT).square().sum(-2)
@@ -220,6 +223,14 @@ class Dense(Covariance):
     @property
     def root_size(self) -> int:
         return self.scale_tril.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scale_tril.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.scale_tril.device
 
     def diagonal(self) -> Tensor:
         return self.scale_tril.square().sum(-1)

@@ -43,6 +43,10 @@ class Factored(Covariance):
         """``diag(G G^T)``, (*batch, n)."""
 
     @abstractmethod
+    def factor_norms(self, weight: Tensor) -> Tensor:
+        """``diag(G^T diag(w) G)`` or close to it, (*batch, factor_size), for w (*batch, n): a preconditioner."""
+
+    @abstractmethod
     def weighted(self, own: Tensor | float, shared: Tensor | float) -> Self:
         """Rescale the two parts.
 
@@ -57,6 +61,14 @@ class Factored(Covariance):
     @property
     def root_size(self) -> int:
         return self.shape[-1] + self.factor_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.diagonal_part.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.diagonal_part.device
 
     def diagonal(self) -> Tensor:
         return self.factor_diagonal() + self.diagonal_part
@@ -82,6 +94,6 @@ class Factored(Covariance):
         def inner(e: Tensor) -> Tensor:
             return e + self.factor_transpose(self.factor_apply(e) / d)
 
-        right = self.factor_transpose(x / d)
-        e = implicit_solve(inner, right, lambda r: conjugate_gradients(inner, r))
+        right, size = self.factor_transpose(x / d), 1 + self.factor_norms(1 / d).detach()
+        e = implicit_solve(inner, right, lambda r: conjugate_gradients(inner, r, lambda y: y / size))
         return (x - self.factor_apply(e)) / d

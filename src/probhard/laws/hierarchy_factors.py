@@ -53,6 +53,7 @@ class HierarchyPattern(OnDevice):
         pair = np.repeat(entries.coords[0].astype(np.int64), counts) * max(1, self.factors) + number.indices[at]
         unique, inverse = np.unique(pair, return_inverse=True)
         self.triple_pair, self.pair_node = _index(inverse), _index(unique // max(1, self.factors))
+        self.pair_factor = _index(unique % max(1, self.factors))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +106,23 @@ class HierarchyFactors(Factored):
 
     def factor_diagonal(self) -> Tensor:
         at = self.pattern.at(self.loadings)
+        return self._nodes(self._nodes(segment_sum(self._pairs(at).square(), at.pair_node, at.nodes)))
+
+    def factor_norms(self, weight: Tensor) -> Tensor:
+        at = self.pattern.at(self.loadings)
+        pairs = self._pairs(at).square() * self._nodes(self._nodes(weight)).index_select(-1, at.pair_node)
+        return segment_sum(pairs, at.pair_factor, at.factors)
+
+    @torch.no_grad()
+    def combination(self) -> Tensor:
+        """A combination of all columns of the factor with fixed random weights, (*batch, n)."""
+        weights = torch.rand(self.factor_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return self.factor_apply(weights.to(self.loadings) + 0.5)
+
+    def _pairs(self, at: HierarchyPattern) -> Tensor:
+        """The entries of ``S B``, (*batch, pairs of node and factor)."""
         triples = self.loadings.index_select(-1, at.triple_load) * at.triple_value
-        loads = segment_sum(triples, at.triple_pair, len(at.pair_node))
-        return self._nodes(self._nodes(segment_sum(loads.square(), at.pair_node, at.nodes)))
+        return segment_sum(triples, at.triple_pair, len(at.pair_node))
 
     def _nodes(self, x: Tensor) -> Tensor:
         return x if self.scale is None else self.scale * x

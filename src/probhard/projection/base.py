@@ -55,13 +55,11 @@ class Projector(ABC):
         moments_from: The choice of ``covariance="auto"``: ``"delta"``, ``"censored"`` or ``"monte-carlo"``.
         has_equalities: Whether there are equalities among the parts.
         local: Whether the set is not convex, so that a mean of feasible points may be infeasible.
-        oblique: Whether the weight of its tangents is the covariance of the law.
     """
 
     moments_from = "delta"
     has_equalities = True
     local = False
-    oblique = False
 
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:

@@ -4,10 +4,10 @@ The distance in ``W^-1`` is the least cost of moving a point by independent and 
 
     min_u |u - z|_{W^-1}^2  =  min_e |e|^2 + |p(z + G e) - z - G e|_{D^-1}^2,
 
-with p the projection under the diagonal weight D, fast for trees, single rows, profiles and bounds. The right
-side is convex and smooth in e. Its gradient is ``e + G^T m(e)`` with the multipliers ``m = D^-1 (z + G e - p)``, and its
-Hessian ``H = I + G^T D^-1 (I - T) G`` with T the tangent of p. Newton's method ends after few steps on the right face;
-every iterate ``p(z + G e)`` is feasible. H is formed for few columns of G, else it is applied by conjugate gradients.
+with p the projection under the diagonal weight D, which is fast for trees, single rows, profiles and bounds. The right
+side is convex and smooth in e. Its gradient is ``e + G^T m`` with the multipliers ``m = D^-1 (z + G e - p)``. Its
+Hessian is ``H = I + G^T D^-1 (I - T) G`` with T the tangent of p. Newton's method ends after few steps on the right
+face; every iterate ``p(z + G e)`` is feasible. H is formed for few columns of G, else conjugate gradients apply it.
 
 The tangent is ``P = T (I - G H^-1 G^T D^-1 (I - T))``.
 """
@@ -15,6 +15,7 @@ The tangent is ``P = T (I - G H^-1 G^T D^-1 (I - T))``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from probhard.tangent import Differential
 FORMED = 64  # up to this many columns of G the Hessian is a matrix
 STEPS, HALVINGS = 60, 30
 SETTLED = 1e-12  # the next step's length in the metric, relative to the distance moved
+LOOSE = 1e-6  # relative error of a Newton step by conjugate gradients
 BEYOND = 0.1  # slope behind the minimum at which a step is too long, relative to the slope at its start
 ROUNDING = 1e-15  # ... and to the distance of the point from 0
 
@@ -56,15 +58,25 @@ class Newton:
             columns.append(cls(weight, tangent, None).product(unit.expand(*lead, r)))
         return cls(weight, tangent, torch.linalg.cholesky(torch.stack(columns, -1)))
 
+    @cached_property
+    def size(self) -> Tensor:
+        """Nearly the diagonal of H, if the rows and bounds in effect are spread evenly, (*lead, r)."""
+        own = self.weight.diagonal_part
+        probe = torch.randn(own.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        probe = probe.to(own.device).expand(self.tangent.shape)
+        gone = divide(probe - self.tangent.apply(probe), own) * probe
+        share = (gone.sum(-1) / divide(probe.square(), own).sum(-1)).clamp(0, 1).unsqueeze(-1)
+        return 1 + share * self.weight.factor_norms(divide(torch.ones_like(own), own))
+
     def product(self, e: Tensor) -> Tensor:
         """``H e``, (*lead, r)."""
         moved = self.weight.factor_apply(e)
         return e + self.weight.factor_transpose(divide(moved - self.tangent.apply(moved), self.weight.diagonal_part))
 
-    def solve(self, right: Tensor) -> Tensor:
-        """``H^-1 r`` for r (*samples, *lead, r)."""
+    def solve(self, right: Tensor, tolerance: float = 1e-13) -> Tensor:
+        """``H^-1 r`` for r (*samples, *lead, r); by conjugate gradients to a relative tolerance."""
         if self.lower is None:
-            return conjugate_gradients(self.product, right)
+            return conjugate_gradients(self.product, right, lambda r: r / self.size, tolerance)
         return torch.cholesky_solve(right.unsqueeze(-1), self.lower).squeeze(-1)
 
 
@@ -126,7 +138,8 @@ class FactoredProjector(Projector):
         weight, lead = _detached(self.weight), z.shape[:-1]
         own = weight.diagonal_part
         e = z.new_zeros(*lead, weight.factor_size)
-        size = divide(z.square(), weight.diagonal().expand(z.shape)).sum(-1)  # |z|^2 in standard deviations
+        # |G^T D^-1 z|^2 at most: the gradient is a difference of terms of that size
+        size = divide(z.square() * weight.diagonal(), own.square().expand(z.shape)).sum(-1)
         steps = torch.zeros(lead, dtype=torch.int64, device=z.device)
 
         def at(e: Tensor) -> tuple[Solution, Tensor, Tensor]:
@@ -140,7 +153,7 @@ class FactoredProjector(Projector):
         newton = Newton.at(weight, found.tangent, lead)
         settled = torch.zeros(lead, dtype=torch.bool, device=z.device)
         for _ in range(STEPS):
-            step = -newton.solve(gradient)
+            step = -newton.solve(gradient, LOOSE)
             fall = -(gradient * step).sum(-1)  # squared length of the step in the Hessian
             settled = fall <= (SETTLED**2 * 2 * cost + ROUNDING**2 * size).clamp(min=0)
             if bool(settled.all()):
@@ -167,7 +180,7 @@ class _Constant(torch.autograd.Function):
         return newton.solve(right)
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
         return _Constant.solve(ctx.newton, gradient), None  # type: ignore[attr-defined]
 
     @classmethod

@@ -11,7 +11,6 @@ from probhard._util.tensors import broadcast
 from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.tangent.base import Differential
-from probhard.tangent.linear import Tangent
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,13 +21,11 @@ class ProjectedCovariance(Covariance):
         tangent: P.
         base: C, the covariance before the projection.
         scale: s, (*batch, n); 1 unless the law was rescaled.
-        oblique: Whether C is the weight of the tangent, a ``Tangent``, for which there are shorter formulas.
     """
 
     tangent: Differential
     base: Covariance
     scale: Tensor | float = 1.0
-    oblique: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -53,16 +50,14 @@ class ProjectedCovariance(Covariance):
     def functional_variance(self, rows: LinearMap) -> Tensor:
         if isinstance(self.scale, Tensor):
             return super().functional_variance(rows)
-        if self.oblique and isinstance(self.tangent, Tangent):
-            return self.scale**2 * self.tangent.functional_variance(rows)
         return self.scale**2 * self.tangent.functional_variance(rows, self.base)
 
     def scaled(self, scale: Tensor) -> ProjectedCovariance:
-        return ProjectedCovariance(self.tangent, self.base, self.scale * scale, self.oblique)
+        return ProjectedCovariance(self.tangent, self.base, self.scale * scale)
 
     def to(self, *args: object, **kwargs: object) -> ProjectedCovariance:
         scale = self.scale.to(*args, **kwargs) if isinstance(self.scale, Tensor) else self.scale  # type: ignore[call-overload]
-        return ProjectedCovariance(self.tangent, self.base.to(*args, **kwargs), scale, self.oblique)
+        return ProjectedCovariance(self.tangent, self.base.to(*args, **kwargs), scale)
 
     def validate(self) -> None:
         self.base.validate()

@@ -11,7 +11,6 @@ the structure's own factor solves the rest. Weights that couple variables are in
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -27,7 +26,7 @@ from probhard.rows.presolve import Pins
 from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Differential
 from probhard.tangent.few_rows import FEW_ROWS, factor_variance, few_rows_variance
-from probhard.tangent.overlaps import overlap_variance, serves
+from probhard.tangent.functionals import structured_variance
 
 DENSE_NUMBERS = 50_000_000  # up to this many numbers in W A^T, correlated weights are solved by a dense factor
 
@@ -55,17 +54,12 @@ def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
 
 def coherent(system: LinearSystem, cov: Covariance) -> bool:
     """Whether the shared noise of a covariance obeys the rows, ``A G = 0``: then no projection changes it."""
-    if not isinstance(cov, HierarchyFactors) or cov.scale is not None or system.pins is not None or not checking():
+    if not isinstance(cov, HierarchyFactors) or not checking() or system.core is None:
         return False
-    if system.core is None or system.held is not None:
-        return False
-    loadings = cov.loadings.detach()
-    noise = torch.rand(cov.factor_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    image = cov.pattern.at(loadings)
-    point = replace(cov, pattern=image, loadings=loadings).factor_apply(noise.to(loadings) + 0.5)
-    core = system.core.at(point)
-    rounding = 64 * torch.finfo(point.dtype).eps
-    return bool((core.apply(point).abs() <= rounding * core.magnitude(point)).all())
+    point = cov.combination()
+    core, rounding = system.core.at(point), 64 * torch.finfo(point.dtype).eps
+    free = system.pins is None and system.held is None
+    return free and bool((core.apply(point).abs() <= rounding * core.magnitude(point)).all())
 
 
 class Tangent(Differential):
@@ -154,14 +148,11 @@ class Tangent(Differential):
         """
         return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
 
-    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
-        """``diag(F P C P^T F^T)``, (*batch, k).
+    def gains(self, r: Tensor) -> Tensor:
+        """``K r = W A^T (A W A^T)^-1 r``, (*samples, *batch, n), for r (*samples, *batch, q)."""
+        return self.weight.apply(self.core.transpose(self.multiplier(r)))
 
-        Args:
-            rows: F, (k, n).
-            cov: Covariance C of the points; None means C = W, the oblique case.
-        """
-        cov = self.given if cov is None else cov
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
         if self.core.row_count > min(FEW_ROWS, rows.row_count):
             return super().functional_variance(rows, cov)
         return few_rows_variance(self, cov, rows)
@@ -242,18 +233,16 @@ class DiagonalTangent(Tangent):
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
 
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        known = structured_variance(self, rows, cov)
+        return super().functional_variance(rows, cov) if known is None else known
+
     def _spread(self, cov: Diagonal | None) -> Tensor | None:
         """Variances of the free variables; None if they equal the factor's weights."""
         if cov is None and self.system.held is None:
             return None
         variance = self.given.variance if cov is None else cov.variance
         return self.system.free(variance.to(self.dtype))
-
-    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
-        plain = self.system.pins is None and self.system.held is None and type(self) is DiagonalTangent
-        if cov is None and plain and self.dtype == torch.float64 and serves(self.core, rows):
-            return overlap_variance(self.factor, rows).to(self.given.dtype)
-        return super().functional_variance(rows, cov)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
         if cov is None or isinstance(cov, Diagonal):
@@ -301,8 +290,7 @@ class PinnedTangent(Tangent):
     def transpose(self, x: Tensor) -> Tensor:
         return self.system.free(x)
 
-    def functional_variance(self, rows: LinearMap, cov: Covariance | None = None) -> Tensor:
-        cov = self.given if cov is None else cov
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
         return cov.scaled(self.system.free(torch.ones_like(cov.diagonal()))).functional_variance(rows)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
