@@ -59,17 +59,25 @@ if TYPE_CHECKING:
     from probhard.projection.layer import DPPL, FrozenProjection
     from probhard.projection.projected import Projected
     from probhard.score import (
+        BlockMeans,
+        Directions,
+        Functionals,
+        Horizons,
+        Levels,
         constraint_error,
         coverage,
         crps,
         crps_ensemble,
         degenerate,
         energy_score,
+        functional_rule,
+        functionals_from_record,
         mse,
         nll,
         pit,
         quantile_loss,
         sample_quantiles,
+        variogram_score,
         weighted_quantile_loss,
     )
     from probhard.tangent import ProjectedCovariance, Tangent
@@ -146,17 +154,25 @@ _defined_in("projection.layer")
 __all__ += ["Projected"]
 _defined_in("projection.projected")
 __all__ += [
+    "BlockMeans",
+    "Directions",
+    "Functionals",
+    "Horizons",
+    "Levels",
     "constraint_error",
     "coverage",
     "crps",
     "crps_ensemble",
     "degenerate",
     "energy_score",
+    "functional_rule",
+    "functionals_from_record",
     "mse",
     "nll",
     "pit",
     "quantile_loss",
     "sample_quantiles",
+    "variogram_score",
     "weighted_quantile_loss",
 ]
 _defined_in("score")

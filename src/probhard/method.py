@@ -1,4 +1,4 @@
-"""Methods as records of four parts: a step in training, a step at inference, a score and a penalty.
+"""Methods as records: a step in training, a step at inference, a score, a penalty, and functionals to score.
 
 | name                     | in training                             | at inference                              |
 |--------------------------|-----------------------------------------|-------------------------------------------|
@@ -13,9 +13,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from probhard._score.functionals import Functionals
+from probhard._score.joined import functionals_from_record
 from probhard.errors import ParameterError, check_choice
 from probhard.metric import Metric
 from probhard.projection.layer import DPPL
@@ -70,17 +73,34 @@ class Method:
         inference: Step applied to forecasts.
         score: ``"crps"``, ``"nll"`` or, for steps with draws, ``"quantile"``.
         penalty: Weight of the summed squared residuals and excesses of the mean in the loss.
+        functionals: Family of functionals whose CRPS joins the loss, such as ``BlockMeans``; None for none.
+        functional_weight: Their weight. Too large a weight costs accuracy; choose it on validation data.
 
     Raises:
-        ParameterError: If the score is not known or does not fit the draws of the training step.
+        ParameterError: If the score is not known or does not fit the draws of the training step, or ``functionals``
+            is not a family, or a weight is negative.
     """
 
     training: Step = NOTHING
     inference: Step = NOTHING
     score: str = "crps"
     penalty: float = 0.0
+    functionals: Functionals | None = None
+    functional_weight: float = 0.3
 
     def __post_init__(self) -> None:
+        if self.functionals is not None and not isinstance(self.functionals, Functionals):
+            raise ParameterError(
+                f"Method got functionals of the type {type(self.functionals).__name__}.",
+                "A method is saved with its functionals, so they are a family.",
+                "Pass BlockMeans, Levels or Horizons, or Directions(matrix) for a matrix.",
+            )
+        if not 0 <= self.functional_weight < math.inf:
+            raise ParameterError(
+                f"Got functional_weight={self.functional_weight}.",
+                "It multiplies scores that are added to the loss.",
+                "Pass a finite number >= 0, such as 0.3.",
+            )
         check_choice("score", self.score, SCORE_NAMES)
         if (self.score == "quantile") != (self.training.draws > 0) and self.score != "crps":
             raise ParameterError(
@@ -97,7 +117,8 @@ class Method:
         """Plain values to save; None if a step holds a metric module."""
         if any(isinstance(step.metric, Metric) for step in (self.training, self.inference)):
             return None
-        return asdict(self)
+        values = asdict(replace(self, functionals=None))
+        return values if self.functionals is None else {**values, "functionals": self.functionals.record()}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Method:
@@ -110,10 +131,11 @@ class Method:
             The method.
 
         Raises:
-            ParameterError: If a field is missing or unknown.
+            ParameterError: If a field is missing or unknown. Functionals may be missing, as in older records.
         """
         try:
-            values = {field.name: record[field.name] for field in fields(cls)}
+            complete = {"functionals": None, "functional_weight": cls.functional_weight, **record}
+            values = {field.name: complete[field.name] for field in fields(cls)}
             steps = {name: Step(**values[name]) for name in ("training", "inference")}
         except (KeyError, TypeError) as error:
             raise ParameterError(
@@ -121,6 +143,8 @@ class Method:
                 "A field is missing or unknown.",
                 "Pass method=... explicitly.",
             ) from error
+        if values["functionals"] is not None:
+            values["functionals"] = functionals_from_record(values["functionals"])
         return cls(**{**values, **steps})
 
 

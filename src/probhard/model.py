@@ -113,7 +113,10 @@ class ConstrainedModel(nn.Module):
         return self.constraint_fn(Batch.of(batch).context)
 
     def loss(self, batch: Any) -> Tensor:
-        """The training loss: the score SUMMED over points and batch, plus the penalty.
+        """The training loss: the score SUMMED over points and batch, plus the penalty and the score of functionals.
+
+        The latter is ``functional_weight * n`` times the sum over groups of the mean CRPS in a group; functionals are
+        scaled to means (see ``Functionals.weight``).
 
         Args:
             batch: Anything that ``Batch.of`` takes, with targets.
@@ -132,7 +135,11 @@ class ConstrainedModel(nn.Module):
         dist = as_location_scale(self.backbone(parts.inputs))
         constraint = self.constraint(parts)
         predicted = self._applied(dist, constraint, self.method.training, self.training_layer)
-        total = self._score(predicted, parts.target, parts.mask).sum()
+        draws = self.method.training.draws
+        samples = predicted.rsample((draws,)) if draws else None
+        total = self._score(predicted, samples, parts.target, parts.mask).sum()
+        if self.method.functionals is not None and self.method.functional_weight:
+            total = total + self._functional_score(predicted, samples, parts.target, parts.mask)
         if self.method.penalty:
             total = total + self.method.penalty * constraint.penalty(predicted.mean).sum()
         return total
@@ -227,15 +234,28 @@ class ConstrainedModel(nn.Module):
             return dist
         return layer(dist, constraint.linear_part() if step.linear_only else constraint)
 
-    def _score(self, predicted: Projected | LocationScale, target: Tensor, mask: Tensor | None) -> Tensor:
-        draws = self.method.training.draws
-        if not draws:
+    def _score(
+        self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The score of each variable, (*batch, n), from draws if there are any."""
+        if samples is None:
             return scores.SCORES[self.method.score](predicted, target, mask=mask)
-        samples = predicted.rsample((draws,))
         if self.method.score == "crps":
             return scores.crps_ensemble(samples, target, mask=mask, estimator="fair")
         quantiles = scores.sample_quantiles(samples, scores.LEVELS)
         return scores.quantile_loss(quantiles, target, scores.LEVELS, mask=mask).mean(0)
+
+    def _functional_score(
+        self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The weighted CRPS of the method's functionals, a scalar."""
+        family, n = self.method.functionals, target.shape[-1]
+        assert family is not None
+        if samples is None:
+            score = scores.crps(predicted, target, mask=mask, functionals=family)
+        else:
+            score = scores.crps_ensemble(samples, target, mask, estimator="fair", functionals=family)
+        return self.method.functional_weight * n * (score * family.weight.to(score)).sum()
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:

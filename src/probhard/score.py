@@ -19,19 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probhard._score.parametric import (
-    check_levels,
-    check_samples,
-    check_target,
-    crps,
-    degenerate,
-    marginals_for,
-    masked,
-    mse,
-    nll,
-    observed,
-    pair_count,
-)
+from probhard._score.checks import check_levels, check_samples, check_target, masked, observed
+from probhard._score.ensembles import crps_ensemble, energy_score, variogram_score
+from probhard._score.families import BlockMeans, Horizons, Levels
+from probhard._score.functional_crps import functional_rule
+from probhard._score.functionals import Directions, Functionals
+from probhard._score.joined import functionals_from_record
+from probhard._score.parametric import crps, degenerate, marginals_for, mse, nll
 from probhard._score.violation import ConstraintViolation, constraint_error
 from probhard._util.tensors import plain
 from probhard.errors import ShapeError
@@ -39,76 +33,30 @@ from probhard.errors import ShapeError
 __all__ = [
     "LEVELS",
     "SCORES",
+    "BlockMeans",
     "ConstraintViolation",
+    "Directions",
+    "Functionals",
+    "Horizons",
+    "Levels",
     "constraint_error",
     "coverage",
     "crps",
     "crps_ensemble",
     "degenerate",
     "energy_score",
+    "functional_rule",
+    "functionals_from_record",
     "mse",
     "nll",
     "pit",
     "quantile_loss",
     "sample_quantiles",
+    "variogram_score",
     "weighted_quantile_loss",
 ]
 
 LEVELS = tuple(k / 20 for k in range(1, 20))  # 0.05, ..., 0.95
-
-
-def crps_ensemble(
-    samples: Tensor,  # (S, *batch, n)
-    y: Tensor,  # (*batch, n)
-    mask: Tensor | None = None,  # (*batch, n) bool
-    estimator: str = "standard",
-) -> Tensor:
-    """CRPS of an ensemble by sorting, O(S log S).
-
-    Args:
-        samples: Draws, (S, *batch, n).
-        y: Targets, (*batch, n).
-        mask: True where the target is observed, (*batch, n) bool.
-        estimator: ``"standard"`` scores the empirical law (1 / S^2); ``"fair"`` is unbiased for the law of the draws
-            (1 / (S (S - 1))).
-
-    Returns:
-        The score, (*batch, n).
-    """
-    check_samples(samples, y)
-    size = samples.shape[0]
-    # Differences from the target do not cancel far from 0, as raw values would.
-    order = (samples - observed(y, mask, 0.0)).sort(dim=0).values  # (S, *batch, n)
-    rank = torch.arange(1 - size, size, 2, dtype=order.dtype, device=order.device) / pair_count(size, estimator)
-    rank = rank.reshape(-1, *[1] * (order.dim() - 1))  # no matrix product: autocast would round it
-    return masked((order.abs() / size - rank * order).sum(0), mask)
-
-
-def energy_score(
-    samples: Tensor,  # (S, *batch, n)
-    y: Tensor,  # (*batch, n)
-    mask: Tensor | None = None,  # (*batch, n) bool
-    estimator: str = "standard",
-) -> Tensor:
-    """Energy score of an ensemble over its last dimension; draws that coincide get gradient 0.
-
-    Args:
-        samples: Draws, (S, *batch, n).
-        y: Targets, (*batch, n).
-        mask: True where the target is observed, (*batch, n) bool; unobserved coordinates leave the norm.
-        estimator: As in ``crps_ensemble``.
-
-    Returns:
-        The score, (*batch,).
-    """
-    check_samples(samples, y)
-    difference = samples - observed(y, mask, 0.0)  # (S, *batch, n)
-    if mask is not None:
-        difference = torch.where(mask, difference, 0.0)
-    near = torch.linalg.vector_norm(difference, dim=-1).mean(0)
-    draws = difference.movedim(0, -2)  # (*batch, S, n)
-    apart = torch.cdist(draws, draws, compute_mode="donot_use_mm_for_euclid_dist")  # (*batch, S, S)
-    return near - 0.5 * apart.sum((-2, -1)) / pair_count(samples.shape[0], estimator)
 
 
 def quantile_loss(

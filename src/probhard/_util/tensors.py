@@ -19,6 +19,7 @@ CACHES = (
     "_copies",
     "_compressed_rows",
     "_sizes",
+    "_squares",
     "_rows_form",
     "_last_side",
     "_unit_factors",

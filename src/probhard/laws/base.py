@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -111,6 +111,12 @@ class Covariance(ABC):
         """The full matrix, (*batch, n, n), for tests and small n."""
         identity = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
         return self.apply(identity.reshape(-1, *[1] * (len(self.shape) - 1), self.shape[-1])).movedim(0, -1)
+
+    def functional_variance(self, rows: Any) -> Tensor:
+        """``diag(F C F^T)``, (*batch, k), for a linear map F (k, n)."""
+        eye = torch.eye(self.root_size, dtype=self.dtype, device=self.device)
+        columns = self.root(eye.reshape(-1, *[1] * (len(self.shape) - 1), self.root_size))
+        return rows.at(columns).apply(columns).square().sum(0)
 
     @property
     def dtype(self) -> torch.dtype:

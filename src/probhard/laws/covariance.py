@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,9 @@ class Diagonal(Covariance):
     def log_determinant(self) -> Tensor:
         return self.variance.log().sum(-1)
 
+    def functional_variance(self, rows: Any) -> Tensor:
+        return rows.at(self.variance).squared(self.variance)
+
     def validate(self) -> None:
         if self.known_stddev is None:
             check_finite("The variance", self.variance, minimum=0.0)
@@ -141,6 +145,10 @@ class LowRank(Covariance):
     def root(self, noise: Tensor) -> Tensor:
         n = self.diagonal_part.shape[-1]
         return matvec(self.factor, noise[..., n:]) + safe_sqrt(self.diagonal_part) * noise[..., :n]
+
+    def functional_variance(self, rows: Any) -> Tensor:
+        rows = rows.at(self.factor)
+        return rows.squared(self.diagonal_part) + rows.apply(self.factor.movedim(-1, 0)).square().sum(0)
 
     def scaled(self, scale: Tensor) -> LowRank:
         return LowRank(self.factor * scale.unsqueeze(-1), self.diagonal_part * scale.square())

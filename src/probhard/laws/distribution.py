@@ -15,12 +15,14 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
-from probhard._util.tensors import broadcast, check_finite, checking
+from probhard._util.tensors import broadcast, check_finite, checking, safe_sqrt
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family
 from probhard.laws.marginals import Marginals
 from probhard.laws.student_t import student_t
+
+FIXED_DRAWS = 100  # draws of a law whose functionals have no closed form
 
 __all__ = ["LocationScale", "Marginals", "as_location_scale", "marginals"]
 
@@ -97,6 +99,26 @@ class LocationScale(td.Distribution):
         """The marginal laws of the coordinates, batch (*batch, n)."""
         cov = self.cov if isinstance(self.cov, Diagonal) else Diagonal(self.cov.diagonal())
         return Marginals(self.loc, cov.stddev.expand(self.loc.shape), self.family)
+
+    def functional(self, rows: Any) -> Marginals:
+        """The marginal laws of ``F u``, batch (*batch, k), for a linear map F (k, n); exact for elliptical families."""
+        loc = rows.at(self.loc).apply(self.loc)
+        return Marginals(loc, safe_sqrt(self.cov.functional_variance(rows)).expand(loc.shape), self.family)
+
+    def fixed_draws(self, count: int = FIXED_DRAWS) -> Tensor:
+        """Fixed antithetic draws with pathwise gradients: the second half mirrors the noise of the first.
+
+        Args:
+            count: Number of draws S; an odd one is rounded down.
+
+        Returns:
+            Draws, (S, *batch, n), with the same noise in every call.
+        """
+        generator = torch.Generator(self.loc.device).manual_seed(0)
+        shape = (max(1, count // 2), *self.batch_shape)
+        noise = self.family.sample(shape, self.cov.root_size, self.loc.dtype, self.loc.device, generator)
+        moved = self.cov.root(noise)
+        return torch.cat([self.loc + moved, self.loc - moved])
 
     def affine(self, scale: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> LocationScale:
         """The law of ``scale * Z + shift``, elementwise; it maps normalised outputs back to target units.

@@ -99,6 +99,7 @@ class Projected(td.Distribution):
         self._censored = censored
         self._clipped: CensoredMarginals | None = None
         self._fixed: tuple[Tensor, Tensor] | None = None
+        self._draws: Tensor | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
 
@@ -169,6 +170,10 @@ class Projected(td.Distribution):
         """The laws of single variables."""
         return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
 
+    def functional(self, rows: Any) -> Marginals:
+        """The marginal laws of ``F u``, batch (*batch, k), for a linear map F (k, n); exact if the law is."""
+        return self.as_location_scale().functional(rows)
+
     @property
     def stats(self) -> Stats:
         """Status of the projection of the location."""
@@ -234,22 +239,20 @@ class Projected(td.Distribution):
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of fixed antithetic draws, with pathwise gradients."""
         if self._fixed is None:
-            self._fixed = self._fixed_draws()
+            draws = self.fixed_draws()
+            mean = draws.mean(0)
+            self._fixed = self._inside(mean), (draws - mean).square().mean(0)
         return self._fixed
 
-    def _fixed_draws(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(self.base.loc.device).manual_seed(0)
-        base, half = self.base, max(1, self.policy.draws // 2)
-        shape = (half, *base.batch_shape)
-        noise = base.family.sample(shape, base.cov.root_size, base.loc.dtype, base.loc.device, generator)
-        moved = base.cov.root(noise)
-        with no_autocast(moved):
-            z = torch.cat([base.loc + moved, base.loc - moved])
-            solution = self.projector.solve(z)
-        self.policy.check(solution.stats, self.projector, z)
-        draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)  # NaN, not skipped
-        mean = draws.mean(0)
-        return self._inside(mean), (draws - mean).square().mean(0)
+    def fixed_draws(self) -> Tensor:
+        """Fixed antithetic draws, (S, *batch, n), projected, with pathwise gradients; NaN where that failed."""
+        if self._draws is None:
+            with no_autocast(self.base.loc):
+                z = self.base.fixed_draws(self.policy.draws)
+                solution = self.projector.solve(z)
+            self.policy.check(solution.stats, self.projector, z)
+            self._draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
+        return self._draws
 
     def _inside(self, mean: Tensor) -> Tensor:
         """The mean of draws, projected if the set is not convex; NaN stays NaN."""

@@ -52,7 +52,7 @@ def child_sets(summation: sp.csr_array) -> sp.csr_array:
     """
     aggregates, bottoms = summation.shape
     size = np.diff(summation.indptr)
-    above, below = _strictly_below(summation, size)
+    above, below = strictly_below(summation, size)
     order = np.lexsort((below, -size[below], above))
     above, below = above[order], below[order]
     start = np.searchsorted(above, np.arange(aggregates + 1))
@@ -89,7 +89,7 @@ def _partition(pointer: Index, bottom: Index, start: Index, below: Index, chosen
             single[t] = owner[bottom[t]] != i
 
 
-def _strictly_below(summation: sp.csr_array, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def strictly_below(summation: sp.csr_array, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (i, j) of aggregates such that i holds all bottoms of j; of equal sets, the earlier one is i."""
     overlap = sp.coo_array(summation @ summation.T)
     i, j, shared = overlap.coords[0], overlap.coords[1], overlap.data

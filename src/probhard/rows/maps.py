@@ -50,6 +50,18 @@ class SparseMap(OnDevice):
         """A, (*batch, q, n)."""
         return columns_of(self.apply, self.variables, self.value)
 
+    def squared(self, x: Tensor) -> Tensor:
+        """The product with the squared entries, (..., q), for x (..., n); entries must not repeat a place."""
+        twin = self.__dict__.get("_squares")
+        if twin is None:
+            twin = copy.copy(self)
+            for name in CACHES:
+                twin.__dict__.pop(name, None)
+            twin.value = self.value.square()
+            if checking() and not twin.value.requires_grad:
+                self.__dict__["_squares"] = twin
+        return twin.apply(x)
+
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, (..., q), for x (..., n): residuals that are small next to it are rounding errors."""
         absolute = self.__dict__.get("_sizes")
