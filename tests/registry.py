@@ -76,12 +76,30 @@ def triangle(*shape: int) -> Tensor:
     return randn(*shape, shape[-1]).tril(-1) / shape[-1] + torch.diag_embed(rand(*shape))
 
 
+def pattern(n: int) -> ph.HierarchyPattern:
+    """A hierarchy over any n >= 3 nodes: a total of all bottoms and, of five or more nodes, two halves."""
+    bottoms = n - 1 if n < 5 else n - 3
+    first = np.arange(bottoms) < bottoms // 2
+    halves = np.stack([first, ~first]) if n >= 5 else np.zeros((0, bottoms))
+    return ph.HierarchyPattern(np.vstack([np.ones((1, bottoms)), halves, np.eye(bottoms)]))
+
+
+def spectral(boundary: str) -> Callable[..., ph.Covariance]:
+    return lambda power, scale, own: ph.Spectral((power.shape[-1],), power, scale, own, boundary)
+
+
+def along_hierarchy(loadings: Tensor, own: Tensor) -> ph.Covariance:
+    return ph.HierarchyFactors(pattern(own.shape[-1]), loadings, own)
+
+
 COVARIANCES: dict[str, tuple[Callable[..., ph.Covariance], Callable[..., tuple[Tensor, ...]]]] = {
     # how it is built, and what from
     "diagonal": (ph.Diagonal, lambda *shape: (rand(*shape),)),
     "from stddev": (ph.Diagonal.from_stddev, lambda *shape: (rand(*shape),)),
     "low rank": (ph.LowRank, lambda *shape: (randn(*shape, 2), rand(*shape))),
     "dense": (lambda root: ph.Dense(root.tril()), lambda *shape: (triangle(*shape),)),
+    "spectral": (spectral("reflecting"), lambda *shape: (rand(shape[-1]), randn(*shape), rand(*shape))),
+    "along a hierarchy": (along_hierarchy, lambda *shape: (randn(*shape[:-1], pattern(shape[-1]).loads), rand(*shape))),
 }
 
 

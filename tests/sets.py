@@ -162,6 +162,10 @@ METRICS: dict[str, tuple[Callable[[int], str | ph.Metric], Callable[[int], ph.Co
     "orthogonal": (lambda n: "orthogonal", lambda n: ph.Diagonal(rand(BATCH, n))),
     "diagonal metric": (lambda n: ph.DiagonalMetric(rand(n)), lambda n: ph.Diagonal(rand(BATCH, n))),
     "low rank": (lambda n: "oblique", lambda n: ph.LowRank(randn(BATCH, n, 2), rand(BATCH, n))),
+    "spectral": (
+        lambda n: "oblique",
+        lambda n: ph.Spectral((n,), rand(n), randn(BATCH, n), rand(BATCH, n), "reflecting"),
+    ),
     "dense": (lambda n: "oblique", lambda n: ph.Dense(triangle(n))),
 }
 DIAGONAL = ("oblique", "orthogonal", "diagonal metric")

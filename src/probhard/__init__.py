@@ -47,10 +47,12 @@ if TYPE_CHECKING:
         ShapeError,
     )
     from probhard.laws.correlation import shrunk_correlation
-    from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+    from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored, LowRank
     from probhard.laws.distribution import LocationScale, as_location_scale, marginals
     from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+    from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
     from probhard.laws.marginals import CensoredMarginals, Marginals
+    from probhard.laws.spectral import Spectral
     from probhard.laws.student_t import student_t
     from probhard.method import METHODS, Method, Step
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
@@ -131,14 +133,18 @@ __all__ += [
 _defined_in("errors")
 __all__ += ["shrunk_correlation"]
 _defined_in("laws.correlation")
-__all__ += ["Covariance", "Dense", "Diagonal", "LowRank"]
+__all__ += ["Covariance", "Dense", "Diagonal", "Factored", "LowRank"]
 _defined_in("laws.covariance")
 __all__ += ["LocationScale", "as_location_scale", "marginals"]
 _defined_in("laws.distribution")
 __all__ += ["LAPLACE", "LOGISTIC", "NORMAL", "UNIFORM", "Family"]
 _defined_in("laws.family")
+__all__ += ["HierarchyFactors", "HierarchyPattern"]
+_defined_in("laws.hierarchy_factors")
 __all__ += ["CensoredMarginals", "Marginals"]
 _defined_in("laws.marginals")
+__all__ += ["Spectral"]
+_defined_in("laws.spectral")
 __all__ += ["student_t"]
 _defined_in("laws.student_t")
 __all__ += ["METHODS", "Method", "Step"]

@@ -19,10 +19,11 @@ CACHES = (
     "_copies",
     "_compressed_rows",
     "_sizes",
-    "_squares",
     "_rows_form",
     "_last_side",
     "_unit_factors",
+    "_squares",
+    "_splits",
 )  # attributes that belong to one dtype and device
 
 

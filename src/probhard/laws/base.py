@@ -1,7 +1,11 @@
 """The abstract covariance C of a location-scale law ``Z = loc + R e``, ``C = R R^T``.
 
-It is used only through its diagonal, the products ``C x`` and ``R e``, and the rescaling ``diag(s) C diag(s)``; it is
-never formed. Vectors lie along the last dimension, so leading sample and batch dimensions broadcast as in torch.
+It is used only through its diagonal, the products ``C x``, ``R e`` and ``R^T x``, and the rescaling
+``diag(s) C diag(s)``; it is never formed. Vectors lie along the last dimension, so leading sample and batch dimensions
+broadcast as in torch.
+
+A linear functional ``f . Z`` has the scale ``sqrt(f^T C f) = |R^T f|``. ``functional_variance`` computes its square for
+the rows of a sparse matrix F.
 """
 
 from __future__ import annotations
@@ -9,10 +13,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
+
+CHUNK = 4_000_000  # numbers in the images of functionals at a time
+
+
+class LinearMap(Protocol):
+    """A constant matrix F (k, n) by its products, such as ``rows.maps.SparseMap``."""
+
+    row_count: int  # k
+    variables: int  # n
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``F x``, (..., k), for x (..., n)."""
+
+    def squared(self, x: Tensor) -> Tensor:
+        """``(F * F) x``, (..., k), for x (..., n)."""
+
+    def transpose(self, y: Tensor) -> Tensor:
+        """``F^T y``, (..., n), for y (..., k)."""
+
+    def at(self, like: Tensor) -> Self:
+        """The same map in the dtype and on the device of ``like``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +81,17 @@ class Covariance(ABC):
         """
 
     @abstractmethod
+    def root_transpose(self, x: Tensor) -> Tensor:
+        """Multiply by the transposed root.
+
+        Args:
+            x: (*samples, *batch, n).
+
+        Returns:
+            ``R^T x``, (*samples, *batch, root_size).
+        """
+
+    @abstractmethod
     def scaled(self, scale: Tensor) -> Self:
         """Rescale the variables.
 
@@ -78,17 +114,36 @@ class Covariance(ABC):
             ParameterError: If entries are NaN, infinite or negative where they must not be.
         """
 
-    def quadratic(self, x: Tensor) -> Tensor:
-        """``x^T C^-1 x``, by a Cholesky factor of the dense matrix.
+    def form(self, x: Tensor) -> Tensor:
+        """``x^T C x = |R^T x|^2``, (*samples, *batch), for x (*samples, *batch, n): a sum of squares."""
+        return self.root_transpose(x).square().sum(-1)
+
+    def functional_variance(self, rows: LinearMap) -> Tensor:
+        """``diag(F C F^T)``, the squared scales of linear functionals.
+
+        Args:
+            rows: F, (k, n).
+
+        Returns:
+            (*batch, k), not negative.
+        """
+        return in_chunks(rows, self.diagonal(), self.form)
+
+    def solve(self, x: Tensor) -> Tensor:
+        """``C^-1 x`` for a regular C, by a Cholesky factor of the dense matrix.
 
         Args:
             x: (*samples, *batch, n).
 
         Returns:
-            (*samples, *batch).
+            (*samples, *batch, n).
         """
         factor = torch.linalg.cholesky(self.dense())
-        return torch.linalg.solve_triangular(factor, x.unsqueeze(-1), upper=False).square().sum((-2, -1))
+        return torch.cholesky_solve(x.unsqueeze(-1), factor).squeeze(-1)
+
+    def quadratic(self, x: Tensor) -> Tensor:
+        """``x^T C^-1 x``, (*samples, *batch), for x (*samples, *batch, n) and a regular C."""
+        return (x * self.solve(x)).sum(-1)
 
     def log_determinant(self) -> Tensor:
         """``log det C``, (*batch,)."""
@@ -112,12 +167,6 @@ class Covariance(ABC):
         identity = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
         return self.apply(identity.reshape(-1, *[1] * (len(self.shape) - 1), self.shape[-1])).movedim(0, -1)
 
-    def functional_variance(self, rows: Any) -> Tensor:
-        """``diag(F C F^T)``, (*batch, k), for a linear map F (k, n)."""
-        eye = torch.eye(self.root_size, dtype=self.dtype, device=self.device)
-        columns = self.root(eye.reshape(-1, *[1] * (len(self.shape) - 1), self.root_size))
-        return rows.at(columns).apply(columns).square().sum(0)
-
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the entries."""
@@ -134,3 +183,25 @@ class Covariance(ABC):
         columns = rhs.movedim(-1, 0)  # (k, *batch, n)
         missing = max(0, len(self.shape) - (rhs.dim() - 1))
         return product(columns.reshape(columns.shape[0], *[1] * missing, *columns.shape[1:])).movedim(0, -1)
+
+
+def in_chunks(rows: LinearMap, like: Tensor, form: Callable[[Tensor], Tensor]) -> Tensor:
+    """A quadratic form of every row of F, few rows at a time.
+
+    Args:
+        rows: F, (k, n).
+        like: (*batch, n), for its batch, dtype and device.
+        form: Maps points (chunk, *batch, n) to (chunk, *batch).
+
+    Returns:
+        (*batch, k).
+    """
+    rows, dims = rows.at(like), like.dim() - 1
+    size = max(1, CHUNK // max(1, like.numel()))
+    parts = []
+    for first in range(0, rows.row_count, size):
+        index = torch.arange(first, min(first + size, rows.row_count), device=like.device)
+        unit = like.new_zeros(len(index), rows.row_count).scatter(1, index.unsqueeze(1), 1.0)
+        points = rows.transpose(unit)  # (chunk, n)
+        parts.append(form(points.reshape(len(index), *[1] * dims, rows.variables)))
+    return torch.cat(parts).movedim(0, -1) if parts else like[..., :0]

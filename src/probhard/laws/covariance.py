@@ -1,29 +1,34 @@
 """Covariances by structure: diagonal, unit, low rank plus diagonal, and dense by its Cholesky factor.
 
-| class    | matrix C                | products cost per vector |
-|----------|-------------------------|--------------------------|
-| Diagonal | diag(variance)          | n                        |
-| Identity | I                       | n                        |
-| LowRank  | F F^T + diag(d)         | n rank                   |
-| Dense    | L L^T, lower triangular | n^2                      |
+| class            | matrix C                                              | products cost per vector |
+|------------------|-------------------------------------------------------|--------------------------|
+| Diagonal         | diag(variance)                                        | n                        |
+| Identity         | I                                                     | n                        |
+| LowRank          | diag(d) + G G^T                                       | n rank                   |
+| Spectral         | diag(d) + diag(s) T^T diag(p) T diag(s)               | n log n                  |
+| HierarchyFactors | diag(d) + (S B) (S B)^T, one column per aggregate     | n depth                  |
+| Dense            | L L^T, lower triangular                               | n^2                      |
+
+``Spectral`` and ``HierarchyFactors`` are in files of their own; with ``LowRank`` they share ``Factored``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast, check_finite, checking, matvec, safe_sqrt
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.base import Covariance
+from probhard.laws.base import Covariance, LinearMap
+from probhard.laws.factored import Factored
 
 __all__ = [
     "Covariance",
     "Dense",
     "Diagonal",
+    "Factored",
     "Identity",
     "LowRank",
     "check_finite",
@@ -71,6 +76,12 @@ class Diagonal(Covariance):
     def root(self, noise: Tensor) -> Tensor:
         return self.stddev * noise
 
+    def root_transpose(self, x: Tensor) -> Tensor:
+        return self.stddev * x
+
+    def functional_variance(self, rows: LinearMap) -> Tensor:
+        return rows.at(self.variance).squared(self.variance)
+
     def scaled(self, scale: Tensor) -> Diagonal:
         root = None if self.known_stddev is None else self.known_stddev * scale.abs()
         return Diagonal(self.variance * scale.square(), root)
@@ -79,14 +90,11 @@ class Diagonal(Covariance):
         root = None if self.known_stddev is None else self.known_stddev.to(*args, **kwargs)  # type: ignore[call-overload]
         return Diagonal(self.variance.to(*args, **kwargs), root)  # type: ignore[call-overload]
 
-    def quadratic(self, x: Tensor) -> Tensor:
-        return (x.square() / self.variance).sum(-1)
+    def solve(self, x: Tensor) -> Tensor:
+        return x / self.variance
 
     def log_determinant(self) -> Tensor:
         return self.variance.log().sum(-1)
-
-    def functional_variance(self, rows: Any) -> Tensor:
-        return rows.at(self.variance).squared(self.variance)
 
     def validate(self) -> None:
         if self.known_stddev is None:
@@ -106,7 +114,7 @@ class Identity(Diagonal):
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank(Covariance):
+class LowRank(Factored):
     """``C = F F^T + diag(d)`` with a factor F of few columns.
 
     Args:
@@ -133,25 +141,42 @@ class LowRank(Covariance):
         return broadcast(self.factor.shape[:-1], self.diagonal_part.shape)
 
     @property
-    def root_size(self) -> int:
-        return self.diagonal_part.shape[-1] + self.factor.shape[-1]
+    def factor_size(self) -> int:
+        return self.factor.shape[-1]
 
-    def diagonal(self) -> Tensor:
-        return self.factor.square().sum(-1) + self.diagonal_part
+    def factor_apply(self, e: Tensor) -> Tensor:
+        return matvec(self.factor, e)
 
-    def apply(self, x: Tensor) -> Tensor:
-        return matvec(self.factor, matvec(self.factor.mT, x)) + self.diagonal_part * x
+    def factor_transpose(self, x: Tensor) -> Tensor:
+        return matvec(self.factor.mT, x)
 
-    def root(self, noise: Tensor) -> Tensor:
-        n = self.diagonal_part.shape[-1]
-        return matvec(self.factor, noise[..., n:]) + safe_sqrt(self.diagonal_part) * noise[..., :n]
+    def factor_diagonal(self) -> Tensor:
+        return self.factor.square().sum(-1)
 
-    def functional_variance(self, rows: Any) -> Tensor:
+    def factor_norms(self, weight: Tensor) -> Tensor:
+        return (self.factor.square() * weight.unsqueeze(-1)).sum(-2)
+
+    def functional_variance(self, rows: LinearMap) -> Tensor:
         rows = rows.at(self.factor)
-        return rows.squared(self.diagonal_part) + rows.apply(self.factor.movedim(-1, 0)).square().sum(0)
+        return rows.squared(self.diagonal_part) + rows.apply(self.factor.mT).square().sum(-2)
+
+    def solve(self, x: Tensor) -> Tensor:
+        scaled = self.factor / self.diagonal_part.unsqueeze(-1)
+        eye = torch.eye(self.factor_size, dtype=x.dtype, device=x.device)
+        lower = torch.linalg.cholesky(eye + self.factor.mT @ scaled)
+        inner = torch.cholesky_solve(matvec(scaled.mT, x).unsqueeze(-1), lower).squeeze(-1)
+        return x / self.diagonal_part - matvec(scaled, inner)
+
+    def log_determinant(self) -> Tensor:
+        eye = torch.eye(self.factor_size, dtype=self.factor.dtype, device=self.factor.device)
+        inner = eye + self.factor.mT @ (self.factor / self.diagonal_part.unsqueeze(-1))
+        return torch.logdet(inner) + self.diagonal_part.log().sum(-1)
 
     def scaled(self, scale: Tensor) -> LowRank:
         return LowRank(self.factor * scale.unsqueeze(-1), self.diagonal_part * scale.square())
+
+    def weighted(self, own: Tensor | float, shared: Tensor | float) -> LowRank:
+        return LowRank(_per_row(shared, self.factor) * self.factor, _squared(own) * self.diagonal_part)
 
     def to(self, *args: object, **kwargs: object) -> LowRank:
         return LowRank(self.factor.to(*args, **kwargs), self.diagonal_part.to(*args, **kwargs))  # type: ignore[call-overload]
@@ -159,6 +184,15 @@ class LowRank(Covariance):
     def validate(self) -> None:
         check_finite("The low-rank factor", self.factor)
         check_finite("The diagonal of the low-rank covariance", self.diagonal_part, minimum=0.0)
+
+
+def _squared(number: Tensor | float) -> Tensor | float:
+    return number**2
+
+
+def _per_row(number: Tensor | float, factor: Tensor) -> Tensor | float:
+    """A multiplier of scales (..., 1 or n) as one of the rows of a factor (*batch, n, rank)."""
+    return number.unsqueeze(-1).to(factor) if isinstance(number, Tensor) and number.dim() else number
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +224,14 @@ class Dense(Covariance):
     def root_size(self) -> int:
         return self.scale_tril.shape[-1]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scale_tril.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.scale_tril.device
+
     def diagonal(self) -> Tensor:
         return self.scale_tril.square().sum(-1)
 
@@ -198,6 +240,18 @@ class Dense(Covariance):
 
     def root(self, noise: Tensor) -> Tensor:
         return matvec(self.scale_tril, noise)
+
+    def root_transpose(self, x: Tensor) -> Tensor:
+        return matvec(self.scale_tril.mT, x)
+
+    def functional_variance(self, rows: LinearMap) -> Tensor:
+        return rows.at(self.scale_tril).apply(self.scale_tril.mT).square().sum(-2)
+
+    def solve(self, x: Tensor) -> Tensor:
+        return torch.cholesky_solve(x.unsqueeze(-1), self.scale_tril).squeeze(-1)
+
+    def log_determinant(self) -> Tensor:
+        return 2 * self.scale_tril.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
     def root_matrix(self) -> Tensor:
         return self.scale_tril

@@ -17,6 +17,7 @@ from torch.distributions.constraints import Constraint as Support
 
 from probhard._util.tensors import broadcast, check_finite, checking, safe_sqrt
 from probhard.errors import ParameterError, ShapeError
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.family import LAPLACE, NORMAL, UNIFORM, Family
 from probhard.laws.marginals import Marginals
@@ -32,7 +33,8 @@ class LocationScale(td.Distribution):
 
     Args:
         loc: Location, (*batch, n).
-        cov: Scale matrix R R^T: ``Diagonal``, ``LowRank``, ``Dense`` or ``ProjectedCovariance``.
+        cov: Scale matrix R R^T: ``Diagonal``, ``LowRank``, ``Spectral``, ``HierarchyFactors``, ``Dense`` or
+            ``ProjectedCovariance``.
         family: Law of the noise e.
         validate_args: Check values (NaN, infinite, negative variances) in eager mode.
 
@@ -100,8 +102,15 @@ class LocationScale(td.Distribution):
         cov = self.cov if isinstance(self.cov, Diagonal) else Diagonal(self.cov.diagonal())
         return Marginals(self.loc, cov.stddev.expand(self.loc.shape), self.family)
 
-    def functional(self, rows: Any) -> Marginals:
-        """The marginal laws of ``F u``, batch (*batch, k), for a linear map F (k, n); exact for elliptical families."""
+    def functional(self, rows: LinearMap) -> Marginals:
+        """The laws of linear functionals ``F Z``, each by itself; exact for elliptical families.
+
+        Args:
+            rows: F, (k, n), such as a ``SparseMap``.
+
+        Returns:
+            The laws, batch (*batch, k).
+        """
         loc = rows.at(self.loc).apply(self.loc)
         return Marginals(loc, safe_sqrt(self.cov.functional_variance(rows)).expand(loc.shape), self.family)
 

@@ -11,7 +11,8 @@
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
 | bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
-| the same under coupled weights, or with rows per batch element | ``CoupledProjector``     | active sets, dense    |
+| the same under weights ``D + G G^T``                           | ``FactoredProjector``    | Newton over D         |
+| the same under dense weights, or with rows per batch element   | ``CoupledProjector``     | active sets, dense    |
 | curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
 """
 
@@ -31,7 +32,7 @@ from probhard.constraints.base import Constraint
 from probhard.constraints.monotone import Monotone
 from probhard.constraints.shapes import Profiles, profiles
 from probhard.errors import ParameterError
-from probhard.laws.covariance import Covariance, Diagonal
+from probhard.laws.covariance import Covariance, Diagonal, Factored
 from probhard.projection.ball import BallProjector
 from probhard.projection.base import Options, Projector
 from probhard.projection.convex_program import ProgramProjector
@@ -39,6 +40,7 @@ from probhard.projection.coupled import CoupledProjector
 from probhard.projection.curved import CurvedProjector
 from probhard.projection.diagnosis import check_capacity, check_sides
 from probhard.projection.diminishing import DiminishingProjector
+from probhard.projection.factored import FactoredProjector
 from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
 from probhard.projection.nonlinear import NonlinearProjector
@@ -46,6 +48,8 @@ from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
 from probhard.projection.profiles import ATTAINED, PooledProjector, ProfileSet
 from probhard.rows.disjoint import DisjointRows
+
+REGULAR = 1e-8  # smallest share of independent noise in a variance; below it, weights are solved densely
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,28 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     """
     plan = _plan(constraint, z)
     broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
+    if _factored(plan.parts, weight):
+        assert isinstance(weight, Factored)
+        inner = _routed(plan, Diagonal(weight.diagonal_part), options)
+        return FactoredProjector(inner, plan.parts, weight, options)
+    return _routed(plan, weight, options)
+
+
+def _routed(plan: Plan, weight: Covariance, options: Options) -> Projector:
+    """The projector by the table, without regard to the factors of a weight."""
     diagonal = isinstance(weight, Diagonal)
     if diagonal not in plan.routes:
         plan.routes[diagonal] = _route(plan.parts, diagonal)
     return plan.routes[diagonal](plan.parts, weight, options)
+
+
+def _factored(parts: Parts, weight: Covariance) -> bool:
+    """Whether a polyhedral set has a projector for the diagonal part of the weight, which is regular."""
+    suits = isinstance(weight, Factored) and parts.polyhedral and not parts.only_equalities
+    if not suits or parts.semicontinuous or not shared(parts) or not checking():
+        return False
+    assert isinstance(weight, Factored)
+    return bool((weight.diagonal_part >= REGULAR * weight.diagonal()).all())
 
 
 def _plan(constraint: Constraint, z: Tensor) -> Plan:

@@ -81,12 +81,14 @@ class DPPL(nn.Module):
         """The options that ``repr`` shows."""
         return f"covariance={self.covariance!r}, on_failure={self.on_failure!r}"
 
-    def forward(self, dist: Any, constraint: Constraint) -> Projected | LocationScale:
+    def forward(self, dist: Any, constraint: Constraint, metric_from: Any | None = None) -> Projected | LocationScale:
         """Project a distribution.
 
         Args:
             dist: A ``LocationScale``, a torch distribution or a ``Projected``, over (*batch, n).
             constraint: What to project on.
+            metric_from: Distribution whose covariance the oblique metric uses; ``dist`` itself for None. A calibrated
+                law keeps the metric of the uncalibrated one, and with it the projected mean.
 
         Returns:
             The projected law; with ``covariance="keep"`` a ``LocationScale``, whose draws are not feasible.
@@ -100,7 +102,9 @@ class DPPL(nn.Module):
         if self.validate_args:
             base.validate()
         with no_autocast(base.loc):
-            projector = self._projector(base.loc, base.cov, constraint)
+            own = metric_from is None or not self.metric.oblique
+            cov = base.cov if own else as_location_scale(metric_from, validate_args=False).cov.to(base.loc.dtype)
+            projector = self._projector(base.loc, cov, constraint, self.metric.oblique and own)
             kind = self._kind(projector, constraint)
             if kind == "censored":
                 return Projected(base, constraint, self._policy, projector, censored=True)
@@ -189,14 +193,16 @@ class DPPL(nn.Module):
             matrix = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
         return FrozenProjection(matrix.contiguous(), solution.value)
 
-    def _projector(self, z: Tensor, cov: Covariance | None, constraint: Constraint) -> Projector:
-        """The projector for this constraint and metric, and points like z."""
+    def _projector(
+        self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
+    ) -> Projector:
+        """The projector for this constraint and metric, and points like z; ``oblique`` if W is their covariance."""
         if cov is not None:
             _check_cov(z, cov)
         weight = cov if self.metric.oblique and cov is not None else self.metric.weight(z, cov)
         broadcast_batch(z.shape[:-1], weight.shape[:-1], "the distribution", "the metric")
         options = Options(
-            oblique=self.metric.oblique and cov is not None,
+            oblique=self.metric.oblique and cov is not None if oblique is None else oblique,
             exact=self.curvature == "exact",
             dense=self.solver == "dense",
             hessian=self.solver == "newton",

@@ -15,6 +15,7 @@ from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
 from probhard.errors import ConvergenceError
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
 from probhard.laws.marginals import CensoredMarginals
@@ -170,8 +171,11 @@ class Projected(td.Distribution):
         """The laws of single variables."""
         return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
 
-    def functional(self, rows: Any) -> Marginals:
-        """The marginal laws of ``F u``, batch (*batch, k), for a linear map F (k, n); exact if the law is."""
+    def functional(self, rows: LinearMap) -> Marginals:
+        """The laws of linear functionals ``F u`` from the projected mean and covariance; see ``LocationScale``.
+
+        They are exact if ``exact`` is True; after inequalities they are those of the first-order covariance.
+        """
         return self.as_location_scale().functional(rows)
 
     @property

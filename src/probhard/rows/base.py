@@ -91,6 +91,15 @@ class Factor(ABC):
             s: Variances, (*batch, n). None means s = W, the oblique case, which has shorter formulas.
         """
 
+    def functional_variance(self, functionals: SparseMap, s: Tensor) -> Tensor | None:
+        """``diag(F P diag(s) P^T F^T)``, (*batch, k); None if this structure has no formula of its own.
+
+        Args:
+            functionals: F, (k, n).
+            s: Variances, (*batch, n).
+        """
+        return None
+
     @abstractmethod
     def pivots(self) -> Tensor:
         """Numbers (*batch, k) that are all positive if and only if ``A W A^T`` is regular."""

@@ -5,7 +5,11 @@ With one row per group of variables, ``A W A^T`` is the diagonal ``m_r = sum_i w
 
     diag(P S P^T)_i = s_i (1 - k_i a_i)^2 + k_i^2 (T_r - a_i^2 s_i),
 
-a sum of squares. For W = S it is ``w_i (1 - k_i a_i)``.
+a sum of squares. For W = S it is ``w_i (1 - k_i a_i)``. The part f of a functional within one row has the variance
+
+    sum_i f_i^2 s_i - 2 g h + g^2 T_r,      g = sum_i f_i k_i,      h = sum_i f_i a_i s_i,
+
+and parts of different rows are uncorrelated. What is left below the rounding of these terms is 0: the row fixes it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ from torch import Tensor
 from probhard._util.tensors import broadcast, checking, columns_of, divide, segment_sum
 from probhard.rows._kernels.moments import FixedMoments, ObliqueMoments
 from probhard.rows.base import Factor, Structure
+from probhard.rows.maps import SparseMap
+from probhard.rows.split import SplitFunctionals
+
+ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6}  # variances of functionals below this share of their terms are 0
 
 
 class DisjointRows(Structure):
@@ -68,6 +76,13 @@ class DisjointRows(Structure):
     @property
     def algorithm(self) -> str:
         return f"disjoint rows ({self.row_count}), elementwise"
+
+    def groups(self) -> Tensor:
+        """The row of each variable, (n,); 0 for variables in no row."""
+        if self.group is not None:
+            return self.group
+        row = torch.arange(self.row_count, device=self.coefficient.device)
+        return row.repeat_interleave(self.variables // self.row_count)
 
     def sums(self, x: Tensor) -> Tensor:
         """Row sums (..., q) of x, which has the layout of ``split``."""
@@ -156,6 +171,17 @@ class DisjointFactor(Factor):
         others = (rows.spread(rows.sums(own)) - own).clamp(min=0)
         gain = rows.split(self.weight) * (a / mass)
         return rows.join(rows.split(s) * stay.square() + gain.square() * others)
+
+    def functional_variance(self, functionals: SparseMap, s: Tensor) -> Tensor | None:
+        rows = self.structure
+        parts = SplitFunctionals.of(functionals.at(s), rows.groups(), rows.row_count)
+        a = rows.transpose(self.mass.new_ones(rows.row_count))  # (*batch of A, n)
+        gain = divide(parts.map.apply(self.weight * a), self.mass.index_select(-1, parts.row))
+        inner = rows.weighted_sums(s, rows.coefficient.square()).index_select(-1, parts.row)
+        own, cross, pushed = parts.map.squared(s), 2 * gain * parts.map.apply(s * a), gain.square() * inner
+        variance = own - cross + pushed
+        floor = ROUNDING[variance.dtype] * (own + cross.abs() + pushed).detach()
+        return parts.add_up(torch.where(variance > floor, variance, 0.0))
 
     def moments(self, z: Tensor, b: Tensor, s: Tensor | None = None) -> tuple[Tensor, Tensor]:
         rows, spread = self.structure, self.weight if s is None else s

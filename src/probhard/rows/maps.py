@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -50,29 +51,25 @@ class SparseMap(OnDevice):
         """A, (*batch, q, n)."""
         return columns_of(self.apply, self.variables, self.value)
 
-    def squared(self, x: Tensor) -> Tensor:
-        """The product with the squared entries, (..., q), for x (..., n); entries must not repeat a place."""
-        twin = self.__dict__.get("_squares")
-        if twin is None:
-            twin = copy.copy(self)
-            for name in CACHES:
-                twin.__dict__.pop(name, None)
-            twin.value = self.value.square()
-            if checking() and not twin.value.requires_grad:
-                self.__dict__["_squares"] = twin
-        return twin.apply(x)
-
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, (..., q), for x (..., n): residuals that are small next to it are rounding errors."""
-        absolute = self.__dict__.get("_sizes")
-        if absolute is None:
-            absolute = copy.copy(self)
-            for name in CACHES:
-                absolute.__dict__.pop(name, None)
-            absolute.value = self.value.abs()
-            if checking() and not absolute.value.requires_grad:
-                self.__dict__["_sizes"] = absolute
-        return absolute.apply(x.abs())
+        return self._with("_sizes", torch.abs).apply(x.abs())
+
+    def squared(self, x: Tensor) -> Tensor:
+        """``(A * A) x``, (..., q), for x (..., n): the product with the squared entries."""
+        return self._with("_squares", torch.square).apply(x)
+
+    def _with(self, name: str, function: Callable[[Tensor], Tensor]) -> SparseMap:
+        """The map with a function of its entries, cached under a name if A is constant."""
+        known = self.__dict__.get(name)
+        if known is None:
+            known = copy.copy(self)
+            for cache in CACHES:
+                known.__dict__.pop(cache, None)
+            known.value = function(self.value)
+            if checking() and not known.value.requires_grad:
+                self.__dict__[name] = known
+        return known
 
     def _large(self, x: Tensor) -> bool:
         """Whether the product is large enough for compiled loops or compressed rows."""
@@ -144,6 +141,10 @@ class DenseMap(OnDevice):
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, (..., q), for x (..., n): residuals that are small next to it are rounding errors."""
         return matvec(self.matrix.abs(), x.abs())
+
+    def squared(self, x: Tensor) -> Tensor:
+        """``(A * A) x``, (..., q), for x (..., n): the product with the squared entries."""
+        return matvec(self.matrix.square(), x)
 
 
 @jit.compiled

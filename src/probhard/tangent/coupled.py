@@ -1,15 +1,54 @@
-"""Tangents under weights that couple variables: all rows are solved together."""
+"""Tangents under weights that couple variables.
+
+| weight                                     | tangent           | how                                         |
+|--------------------------------------------|-------------------|---------------------------------------------|
+| factors along the hierarchy that is solved | CoherentTangent   | that of the diagonal part                   |
+| low rank plus diagonal                     | LowRankTangent    | Woodbury on the structure's factor          |
+| any other                                  | DenseTangent      | Cholesky of the q x q matrix ``A W A^T``    |
+| the same with very many rows               | IterativeTangent  | conjugate gradients (``iterative``)         |
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import matvec
-from probhard.laws.covariance import Covariance, Diagonal, LowRank
+from probhard._util.tensors import checking, matvec, safe_sqrt
+from probhard.laws.base import LinearMap
+from probhard.laws.covariance import Covariance, Diagonal, Factored, LowRank
+from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
-from probhard.tangent.linear import Tangent
+from probhard.tangent.few_rows import factor_variance, few_rows_variance
+from probhard.tangent.functionals import own_variance, same_values
+from probhard.tangent.linear import DiagonalTangent, Tangent
+
+
+class CoherentTangent(DiagonalTangent):
+    """``W = D + G G^T`` with ``A G = 0``: the shared noise obeys the rows, so only the noise D is projected.
+
+    Args:
+        system: The rows.
+        weight: W, with ``A G = 0``.
+    """
+
+    def __init__(self, system: LinearSystem, weight: HierarchyFactors) -> None:
+        super().__init__(system, Diagonal(weight.diagonal_part))
+        self.shared = weight
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.shared.shape
+
+    def moments(self, z: Tensor, b: Tensor, cov: Covariance | None = None) -> tuple[Tensor, Tensor]:
+        mean, scale = super().moments(z, b, cov)
+        if cov is not None:
+            return mean, scale
+        return mean, safe_sqrt(scale.square() + self.shared.factor_diagonal().to(scale.dtype))
+
+    def _variance(self, cov: Covariance | None) -> Tensor:
+        own = super()._variance(cov)
+        return own + self.shared.factor_diagonal().to(own.dtype) if cov is None else own
 
 
 class LowRankTangent(Tangent):
@@ -59,7 +98,18 @@ class LowRankTangent(Tangent):
         if isinstance(cov, LowRank):
             spread = self.apply(self._columns(cov.factor)).square().sum(0)
             return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + spread
+        if isinstance(cov, Factored):
+            return self._diagonal_variance(cov.diagonal_part.to(self.dtype)) + factor_variance(self, cov)
         return self._root_variance(cov)
+
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        oblique = checking() and self.known is None and self.system.held is None and same_values(cov, self.given)
+        own = own_variance(self.factor, rows, self.factor.weight) if oblique else None
+        if own is None:
+            return super().functional_variance(rows, cov)
+        images = rows.at(own).apply(self.moved.movedim(-1, 0)).movedim(0, -2)  # (F U)^T, (*batch, rank, k)
+        shared = torch.linalg.solve_triangular(self.lower, images, upper=False).square().sum(-2)
+        return torch.where(own > 0, own + shared, 0.0).to(cov.dtype)
 
     def _diagonal_variance(self, s: Tensor) -> Tensor:
         """``diag(P S P^T)`` with ``P = P_D - U V^T``, ``V = A^T Y C^-1``."""
@@ -111,7 +161,8 @@ class DenseTangent(Tangent):
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
-        return self._root_variance((self.given if cov is None else cov).to(self.dtype))
+        cov = (self.given if cov is None else cov).to(self.dtype)
+        return few_rows_variance(self, cov) if isinstance(cov, Factored) else self._root_variance(cov)
 
 
 def _mask(system: LinearSystem, weight: Covariance) -> Tensor:

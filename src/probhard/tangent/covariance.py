@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.tangent.base import Differential
 
@@ -42,6 +43,14 @@ class ProjectedCovariance(Covariance):
 
     def root(self, noise: Tensor) -> Tensor:
         return self.scale * self.tangent.apply(self.base.root(noise))
+
+    def root_transpose(self, x: Tensor) -> Tensor:
+        return self.base.root_transpose(self.tangent.transpose(self.scale * x))
+
+    def functional_variance(self, rows: LinearMap) -> Tensor:
+        if isinstance(self.scale, Tensor):
+            return super().functional_variance(rows)
+        return self.scale**2 * self.tangent.functional_variance(rows, self.base)
 
     def scaled(self, scale: Tensor) -> ProjectedCovariance:
         return ProjectedCovariance(self.tangent, self.base, self.scale * scale)

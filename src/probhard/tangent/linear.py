@@ -11,6 +11,7 @@ the structure's own factor solves the rest. Weights that couple variables are in
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -18,11 +19,17 @@ from torch import Tensor
 
 from probhard._util.tensors import checking, safe_sqrt
 from probhard.errors import InfeasibleError
-from probhard.laws.covariance import Covariance, Diagonal, Identity, LowRank
+from probhard.laws.base import LinearMap
+from probhard.laws.covariance import Covariance, Diagonal, Factored, Identity, LowRank
+from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.base import Structure
 from probhard.rows.presolve import Pins
 from probhard.rows.system import LinearSystem
 from probhard.tangent.base import Differential
+from probhard.tangent.few_rows import FEW_ROWS, factor_variance, few_rows_variance
+from probhard.tangent.functionals import structured_variance
+
+DENSE_NUMBERS = 50_000_000  # up to this many numbers in W A^T, correlated weights are solved by a dense factor
 
 
 def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
@@ -34,11 +41,31 @@ def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
     """
     if isinstance(weight, Diagonal):
         return PinnedTangent(system, weight) if system.core is None else DiagonalTangent(system, weight)
-    from probhard.tangent.coupled import DenseTangent, LowRankTangent  # it imports this module
+    from probhard.tangent.coupled import CoherentTangent, DenseTangent, LowRankTangent  # it imports this module
+    from probhard.tangent.iterative import IterativeTangent
 
+    if isinstance(weight, HierarchyFactors) and coherent(system, weight):
+        return CoherentTangent(system, weight)
     if isinstance(weight, LowRank) and (not checking() or bool((weight.diagonal_part > 0).all())):
         return LowRankTangent(system, weight)
+    if isinstance(weight, Factored) and system.row_count * weight.diagonal().numel() > DENSE_NUMBERS:
+        return IterativeTangent(system, weight)
     return DenseTangent(system, weight)
+
+
+def coherent(system: LinearSystem, cov: Covariance) -> bool:
+    """Whether the shared noise of a covariance obeys the rows, ``A G = 0``: then no projection changes it."""
+    if not isinstance(cov, HierarchyFactors) or cov.scale is not None or system.pins is not None or not checking():
+        return False
+    if system.core is None or system.held is not None:
+        return False
+    loadings = cov.loadings.detach()
+    noise = torch.rand(cov.factor_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    image = cov.pattern.at(loadings)
+    point = replace(cov, pattern=image, loadings=loadings).factor_apply(noise.to(loadings) + 0.5)
+    core = system.core.at(point)
+    rounding = 64 * torch.finfo(point.dtype).eps
+    return bool((core.apply(point).abs() <= rounding * core.magnitude(point)).all())
 
 
 class Tangent(Differential):
@@ -127,6 +154,11 @@ class Tangent(Differential):
         """
         return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
 
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        if self.core.row_count > min(FEW_ROWS, rows.row_count):
+            return super().functional_variance(rows, cov)
+        return few_rows_variance(self, cov, rows)
+
     def _columns(self, matrix: Tensor) -> Tensor:
         """Columns of a matrix (*batch, n, k) as points (k, *batch, n) that broadcast with the batch of the rows."""
         columns = matrix.movedim(-1, 0).to(self.dtype)
@@ -203,6 +235,10 @@ class DiagonalTangent(Tangent):
         mean, scale = self.factor.moments(point, right, self._spread(cov))
         return mean.to(z.dtype), scale.to(z.dtype)
 
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        known = structured_variance(self, rows, cov)
+        return super().functional_variance(rows, cov) if known is None else known
+
     def _spread(self, cov: Diagonal | None) -> Tensor | None:
         """Variances of the free variables; None if they equal the factor's weights."""
         if cov is None and self.system.held is None:
@@ -213,9 +249,15 @@ class DiagonalTangent(Tangent):
     def _variance(self, cov: Covariance | None) -> Tensor:
         if cov is None or isinstance(cov, Diagonal):
             return self.factor.variance(self._spread(cov))
-        if isinstance(cov, LowRank):
-            diagonal = self.factor.variance(self.system.free(cov.diagonal_part.to(self.dtype)))
-            return diagonal + self.apply(self._columns(cov.factor)).square().sum(0)
+        if isinstance(cov, Factored):
+            own = self.factor.variance(self.system.free(cov.diagonal_part.to(self.dtype)))
+            if isinstance(cov, LowRank):
+                return own + self.apply(self._columns(cov.factor)).square().sum(0)
+            if coherent(self.system, cov):
+                return own + cov.factor_diagonal().to(self.dtype)
+            if self.core.row_count > FEW_ROWS:
+                return own + factor_variance(self, cov)
+            return few_rows_variance(self, cov)
         return self._root_variance(cov)
 
 
@@ -249,6 +291,9 @@ class PinnedTangent(Tangent):
 
     def transpose(self, x: Tensor) -> Tensor:
         return self.system.free(x)
+
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        return cov.scaled(self.system.free(torch.ones_like(cov.diagonal()))).functional_variance(rows)
 
     def _variance(self, cov: Covariance | None) -> Tensor:
         return self.system.free((self.weight if cov is None else cov).diagonal())
