@@ -16,7 +16,7 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-TABLES = (*PDE, "forecasting", "timing", "speed")
+TABLES = (*PDE, "forecasting", "conformal", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def run(request: Request) -> Iterator[str]:
     check_choice("table", request.table, TABLES)
     if request.table == "timing":
         yield from map(_written, _timing(request))
+    elif request.table == "conformal":
+        yield from map(_written, _conformal(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -103,6 +105,20 @@ def _speed(request: Request) -> list[Path]:
 
     folder = request.folder / "speed"
     return runner.render(folder) if request.render else runner.run(_listed(request.problems), folder, request.quick)
+
+
+def _conformal(request: Request) -> list[Path]:
+    """Measure conformal sets on the named problems and data sets, by default all, and write their page."""
+    from experiments.conformal import tables
+
+    records = Records(request.folder / "conformal.jsonl", tables.KEYS)
+    if not request.render:
+        from experiments.conformal import runs
+
+        names = _listed(request.problems)
+        check_choices("problem", names, runs.CASES)
+        runs.run(records, names, request.quick)
+    return tables.write(request.folder, _lines(records))
 
 
 def _timing(request: Request) -> list[Path]:

@@ -76,6 +76,25 @@ def test_functionals_of_projected_laws_equal_dense_algebra(constraint, kind, met
     assert ph.functional_rule(projected.as_location_scale()) == "closed form"
 
 
+@pytest.mark.parametrize("kind", ["diagonal", "low rank"])
+def test_levels_of_a_coherent_law_are_its_nodes(kind):
+    S = binary_tree(3)
+    law, y = ph.LocationScale(randn(BATCH, 15), covariance(kind, 15)), randn(BATCH, 15, seed=5)
+    levels, projected = ph.Levels(S), ph.DPPL()(law, ph.Hierarchy(S))
+    score = ph.crps(projected, y, functionals=levels)
+    np.testing.assert_allclose(score, ph.crps(projected, y, functionals=levels.matrix), rtol=1e-9)
+    scale = projected.scale
+    assert torch.equal(levels.variables_of(projected), torch.arange(15))
+    torch.testing.assert_close(projected.functional(levels.rows(15)).scale, scale, rtol=1e-9, atol=0)
+    # Not so for a law on another hierarchy, on none, or one whose draws are not coherent.
+    other = ph.DPPL()(law, ph.Hierarchy(np.vstack([np.ones(14), np.eye(14)])))
+    kept = ph.DPPL(covariance="keep")(law, ph.Hierarchy(S))
+    for incoherent in (law, other, kept):
+        assert levels.variables_of(incoherent) is None
+        expected = ph.crps(incoherent, y, functionals=levels.matrix)
+        torch.testing.assert_close(ph.crps(incoherent, y, functionals=levels), expected)
+
+
 @pytest.mark.parametrize("metric", ["oblique", "orthogonal"])
 @pytest.mark.parametrize("kind", ["diagonal", "low rank", "only shared noise"])
 def test_held_variables_and_noise_that_is_only_shared(kind, metric):

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 from probhard import _compat
 
 if TYPE_CHECKING:
+    from probhard.calibration import (
+        Calibration,
+        ConformalModel,
+        ConformalSet,
+        CoverageReport,
+        calibrate,
+        conformal,
+    )
     from probhard.constraints import (
         Ball,
         Box,
@@ -95,6 +103,8 @@ def _defined_in(module: str) -> None:
     _module_of.update({name: f"probhard.{module}" for name in __all__ if name not in _module_of})
 
 
+__all__ += ["Calibration", "ConformalModel", "ConformalSet", "CoverageReport", "calibrate", "conformal"]
+_defined_in("calibration")
 __all__ += [
     "Ball",
     "Box",

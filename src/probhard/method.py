@@ -19,9 +19,12 @@ from typing import Any
 
 from probhard._score.functionals import Functionals
 from probhard._score.joined import functionals_from_record
+from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, check_choice
+from probhard.laws.distribution import LocationScale
 from probhard.metric import Metric
 from probhard.projection.layer import DPPL
+from probhard.projection.projected import Projected
 
 SCORE_NAMES = ("crps", "nll", "quantile")
 PENALTIES = (0.1, 1.0, 10.0)  # candidates of softc, chosen by validation CRPS
@@ -59,6 +62,21 @@ class Step:
     def layer(self) -> DPPL | None:
         """The projection layer of this step; None if it projects nothing."""
         return None if self.metric is None else DPPL(self.metric, self.covariance, on_failure=self.on_failure)
+
+    def applied(
+        self, layer: DPPL | None, law: LocationScale, constraint: Constraint, metric_from: LocationScale | None = None
+    ) -> Projected | LocationScale:
+        """The law after this step.
+
+        Args:
+            layer: What ``layer`` returned; it may hold learned weights.
+            law: The law before, over (*batch, n).
+            constraint: What to project on.
+            metric_from: The law whose covariance the oblique metric uses; None for ``law`` itself.
+        """
+        if layer is None:
+            return law
+        return layer(law, constraint.linear_part() if self.linear_only else constraint, metric_from=metric_from)
 
 
 NOTHING = Step()

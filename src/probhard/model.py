@@ -6,25 +6,29 @@ never sees the constraint.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from probhard import score as scores
 from probhard._util.atomic import replacing
+from probhard._util.saved import read_model
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
+from probhard.laws.calibration import Calibration
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.method import Method, Step, as_method
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
-FORMAT, FORMAT_VERSION = "probhard-model", 1
+FORMAT, FORMAT_VERSION = "probhard-model", 2
+PLAIN_VERSION = 1  # of files without a calibration, which older versions of the library read, too
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,14 @@ class ConstrainedModel(nn.Module):
         constraint_fn: Maps a batch's context (by default its inputs) to a constraint; or one constraint for all.
         method: A name in ``METHODS`` or a ``Method``.
 
+    Attributes:
+        calibration: Numbers that correct the spread of the law before its projection (see ``calibrate``), or None.
+
     Raises:
         ParameterError: If the method is not known.
     """
+
+    calibration: Calibration | None = None
 
     def __init__(
         self,
@@ -177,10 +186,12 @@ class ConstrainedModel(nn.Module):
         state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
         content = {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": PLAIN_VERSION,
             "method": self.method.record(),
             "state": state,
         }
+        if self.calibration is not None:
+            content |= {"version": FORMAT_VERSION, "calibration": self.calibration.record()}
         with replacing(target) as partial:
             torch.save(content, partial)
 
@@ -204,7 +215,7 @@ class ConstrainedModel(nn.Module):
             FileNotFoundError: If there is no such file.
             ParameterError: If the file is not a saved model, or does not fit the backbone.
         """
-        content = _read(path)
+        content = read_model(path, FORMAT, FORMAT_VERSION)
         if method is None and content["method"] is None:
             raise ParameterError(
                 f"{path} was saved with a metric module in its method.",
@@ -213,6 +224,8 @@ class ConstrainedModel(nn.Module):
             )
         try:
             chosen = Method.from_record(content["method"]) if method is None else as_method(method)
+            record = content.get("calibration")
+            calibration = None if record is None else Calibration.from_record(record)
         except ParameterError as error:
             raise ParameterError(f"{path}: {error.what}", error.why, error.fix) from error
         model = cls(backbone, constraint_fn, chosen)
@@ -224,15 +237,25 @@ class ConstrainedModel(nn.Module):
                 "They were saved from another architecture.",
                 "Build the backbone with the same sizes as when it was saved.",
             ) from error
-        return model
+        return model if calibration is None else model.calibrated(calibration)
 
-    @staticmethod
+    def calibrated(self, calibration: Calibration | None) -> Self:
+        """A model with the same weights whose laws are calibrated before they are projected.
+
+        Args:
+            calibration: The numbers; None for none.
+        """
+        twin = copy.copy(self)
+        twin._modules = dict(self._modules)
+        twin.calibration = calibration
+        return twin
+
     def _applied(
-        dist: LocationScale, constraint: Constraint, step: Step, layer: DPPL | None
+        self, dist: LocationScale, constraint: Constraint, step: Step, layer: DPPL | None
     ) -> Projected | LocationScale:
-        if layer is None:
-            return dist
-        return layer(dist, constraint.linear_part() if step.linear_only else constraint)
+        if self.calibration is None:
+            return step.applied(layer, dist, constraint)
+        return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)
 
     def _score(
         self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
@@ -256,38 +279,3 @@ class ConstrainedModel(nn.Module):
         else:
             score = scores.crps_ensemble(samples, target, mask, estimator="fair", functionals=family)
         return self.method.functional_weight * n * (score * family.weight.to(score)).sum()
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The checked content of a saved model."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ParameterError(
-            f"{path} cannot be read as a saved model ({type(error).__name__}).",
-            "It is damaged, or holds more than tensors and plain values.",
-            "Save the model again with ConstrainedModel.save.",
-        ) from error
-    known = isinstance(content, dict) and content.get("format") == FORMAT
-    if not known or not isinstance(content.get("version"), int):
-        raise ParameterError(
-            f"{path} is not a saved probhard model.",
-            "Its format mark is missing.",
-            "Pass a file written by ConstrainedModel.save.",
-        )
-    if content["version"] > FORMAT_VERSION:
-        raise ParameterError(
-            f"{path} has format version {content['version']}, this library reads up to {FORMAT_VERSION}.",
-            "It was written by a newer probhard.",
-            "Upgrade probhard.",
-        )
-    state = content.get("state")
-    if "method" not in content or not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ParameterError(
-            f"{path} is damaged.",
-            "It does not hold a method and named weights.",
-            "Save the model again with ConstrainedModel.save.",
-        )
-    return content

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
+import torch
+from torch import Tensor
 
 from probhard._score.functionals import Functionals, matrix_from_values, matrix_values, same_matrix, scipy_matrix
 from probhard.errors import ParameterError, ShapeError
@@ -116,8 +118,8 @@ class BlockMeans(Functionals):
 class Levels(Functionals):
     """Every node of a hierarchy as the sum of its bottom series, grouped by level.
 
-    The law is over all n nodes, bottoms last. Sums of bottoms are scored even if the law is not coherent; a coherent
-    one gives the nodes themselves. The number of entries of F is that of S.
+    The law is over all n nodes, bottoms last. Sums of bottoms are scored even if the law is not coherent, with as many
+    products as S has entries. For a law that was projected on the same hierarchy they are the nodes themselves.
 
     Args:
         hierarchy: A ``Hierarchy``, or a summation matrix S (n, bottoms).
@@ -148,6 +150,12 @@ class Levels(Functionals):
     @property
     def labels(self) -> tuple[str, ...]:
         return self.level
+
+    def variables_of(self, law: Any) -> Tensor | None:
+        known = getattr(getattr(law, "constraint", None), "summation", None)  # of a law on a Hierarchy
+        if known is None or not law.feasible or not same_matrix(self.summation, known):
+            return super().variables_of(law)
+        return torch.arange(self.variables)
 
     def _matrix(self) -> sp.csr_array:
         nodes, bottoms = self.summation.shape

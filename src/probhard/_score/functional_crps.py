@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from probhard._score.checks import check_mask, check_target, masked, observed
-from probhard._score.functionals import as_map, functional_mask
+from probhard._score.functionals import Functionals, as_map, functional_mask
 from probhard._util.tensors import no_autocast
 from probhard.errors import ParameterError
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.laws.marginals import CensoredMarginals, Marginals
+from probhard.rows.maps import SparseMap
 
 CLOSED, DRAWS = "closed form", "draws"
 
@@ -53,11 +54,18 @@ def functional_crps(
         rows = rows.at(target)
         if functional_rule(law) == CLOSED:
             error = rows.apply(target - law.mean)  # differences, which do not cancel far from 0
-            laws = law.functional(rows)
-            score = laws.family.crps(torch.zeros_like(error), laws.scale, error)
+            score = law.family.crps(torch.zeros_like(error), _scales(law, functionals, rows), error)
         else:
             score = antithetic_crps(rows.apply(law.fixed_draws() - target))
         return masked(score, functional_mask(rows, mask))
+
+
+def _scales(law: Any, functionals: Any, rows: SparseMap) -> Tensor:
+    """The scales of functionals, (*batch, k); those of variables are known already."""
+    chosen = functionals.variables_of(law) if isinstance(functionals, Functionals) else None
+    if chosen is None:
+        return law.functional(rows).scale
+    return law.marginals.scale.index_select(-1, chosen.to(law.mean.device))
 
 
 def functional_rule(dist: Any) -> str:

@@ -49,10 +49,9 @@ class Functionals(ABC):
 
     @cached_property
     def matrix(self) -> sp.csr_array:
-        """F as a scipy matrix, (k, n), without explicit zeros."""
+        """F as a scipy matrix, (k, n)."""
         matrix = sp.csr_array(self._matrix(), dtype=np.float64)
         matrix.sum_duplicates()
-        matrix.eliminate_zeros()
         return matrix
 
     @cached_property
@@ -98,6 +97,15 @@ class Functionals(ABC):
         """Weights in a loss, (k,) float64: 1 over the size of the group and over the sum of absolute entries."""
         size = torch.from_numpy(np.asarray(abs(self.matrix).sum(1), dtype=np.float64).ravel())
         return 1 / (size.clamp(min=torch.finfo(torch.float64).tiny) * torch.bincount(self.group)[self.group])
+
+    def variables_of(self, law: Any) -> Tensor | None:
+        """The variable of the law that each functional equals, (k,); None if one is a sum.
+
+        Args:
+            law: A joint law, which may be one on which sums of variables are variables.
+        """
+        alone = np.all(np.diff(self.matrix.indptr) == 1) and np.all(self.matrix.data == 1)
+        return torch.from_numpy(self.matrix.indices.astype(np.int64)) if alone else None
 
     def means(self, values: Tensor) -> Tensor:
         """The mean over each group.
@@ -207,6 +215,7 @@ def scipy_matrix(matrix: Any) -> sp.csr_array:
         )
     rows = sp.csr_array(values, dtype=np.float64, copy=True)
     rows.sum_duplicates()
+    rows.eliminate_zeros()
     if rows.shape[0] == 0 or not np.isfinite(rows.data).all():
         raise ParameterError(
             f"The matrix of functionals, {rows.shape}, has no rows, or NaN or infinite entries.",
@@ -230,5 +239,8 @@ def matrix_from_values(values: Mapping[str, Any]) -> sp.csr_array:
 
 
 def same_matrix(first: sp.csr_array, second: sp.csr_array) -> bool:
-    """Whether two matrices have the same shape and entries."""
-    return first.shape == second.shape and (first != second).nnz == 0
+    """Whether two matrices have the same shape and entries, each stored once and in order."""
+    if first is second:
+        return True
+    parts = ("indptr", "indices", "data")
+    return first.shape == second.shape and all(np.array_equal(getattr(first, p), getattr(second, p)) for p in parts)

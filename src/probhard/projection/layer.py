@@ -8,6 +8,7 @@ without sampling. Every draw is projected and therefore feasible. The moments ar
 | ``covariance``  | moments                                                              | ``"auto"`` takes it for |
 |-----------------|----------------------------------------------------------------------|-------------------------|
 | ``delta``       | from the tangent at the mean                                         | equalities              |
+| ``second-order``| from the tangent and the curvature at the mean                       | never                   |
 | ``censored``    | of the law projected on the equalities, clipped at the bounds        | bounds                  |
 | ``monte-carlo`` | of fixed antithetic draws                                            | other inequalities      |
 | ``keep``        | projected mean, unchanged covariance; draws are not feasible         | never                   |
@@ -29,9 +30,11 @@ from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
-from probhard.projection.projected import Policy, Projected
+from probhard.projection.policy import Policy
+from probhard.projection.projected import Projected
+from probhard.projection.second_order import second_order
 
-COVARIANCES = ("auto", "delta", "censored", "monte-carlo", "keep")
+COVARIANCES = ("auto", "delta", "second-order", "censored", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
 FAILURES = ("raise", "flag", "resample")
 
@@ -108,6 +111,8 @@ class DPPL(nn.Module):
             kind = self._kind(projector, constraint)
             if kind == "censored":
                 return Projected(base, constraint, self._policy, projector, censored=True)
+            if kind == "second-order":
+                return second_order(base, constraint, self._policy, projector)
             if kind in ("keep", "monte-carlo"):
                 solution: Solution | None = projector.solve(base.loc)
                 assert solution is not None

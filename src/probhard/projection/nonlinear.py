@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.numerics import TOLERANCE
-from probhard._util.tensors import broadcast, checking, divide, safe_sqrt
+from probhard._util.tensors import broadcast, checking, divide, matvec, safe_sqrt
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.errors import ParameterError
@@ -66,12 +66,16 @@ class NonlinearProjector(Projector):
             else:
                 self.weight = ProjectedCovariance(self.first, self.weight)
 
+    @property
+    def own(self) -> bool:
+        """Whether the covariance, projected on the linear rows, is the weight of the curved part."""
+        held = self.linear is not None and self.linear.system.held is not None
+        return self.options.oblique and not held
+
     def moments(self, z: Tensor, cov: Covariance) -> tuple[Solution | None, Tensor, Tensor, Differential]:
         solution = self.solve(z)
         assert isinstance(solution.tangent, NonlinearTangent)
-        held = self.linear is not None and self.linear.system.held is not None
-        own = self.options.oblique and not held  # then the projected covariance is the weight of the curved part
-        variance = solution.tangent.variance(None if own and not self.exact else cov)
+        variance = solution.tangent.variance(None if self.own and not self.exact else cov)
         return solution, solution.value, safe_sqrt(variance).to(z.dtype), solution.tangent
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
@@ -134,6 +138,7 @@ class NonlinearTangent(Differential):
     def __init__(self, projector: NonlinearProjector, z: Tensor, value: Tensor, iterates: Iterates) -> None:
         self.projector, self.z, self.value, self.iterates = projector, z, value, iterates
         self._rows: Tangent | None = None
+        self._matrix: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -151,6 +156,12 @@ class NonlinearTangent(Differential):
         x = x.to(torch.float64)
         x = x if self.projector.first is None else self.projector.first.apply(x)
         return self._curved(x) if self.projector.exact else self.linearised.apply(x)
+
+    def moved(self, x: Tensor) -> Tensor:
+        """``apply`` to points x (*samples, *batch, n) that satisfy the linear rows, with gradients of few variables."""
+        if not self.projector.exact:
+            return self.linearised.apply(x)
+        return matvec(self._dense(), x) if x.shape[-1] <= DENSE_VARIABLES else self._curved(x)
 
     def transpose(self, x: Tensor) -> Tensor:
         if self.projector.exact:
@@ -183,7 +194,15 @@ class NonlinearTangent(Differential):
         return self.value.requires_grad or weight.requires_grad or cov.diagonal().requires_grad
 
     def _dense_variance(self, cov: Covariance) -> Tensor:
-        """Exact variances and gradients under any weight, from the dense KKT system; for few variables."""
+        """Exact variances and gradients under any weight, for few variables."""
+        tangent = self._dense()
+        inner = cov if self.projector.first is None else ProjectedCovariance(self.projector.first, cov)
+        return (tangent @ inner.dense() * tangent).sum(-1)
+
+    def _dense(self) -> Tensor:
+        """The exact tangent (*batch, n, n) of the curved part, from the dense KKT system."""
+        if self._matrix is not None:
+            return self._matrix
         n, rows = self.value.shape[-1], self.linearised
         if n > DENSE_VARIABLES:
             raise ParameterError(
@@ -202,9 +221,8 @@ class NonlinearTangent(Differential):
         corner = matrix.new_zeros(*matrix.shape[:-1], matrix.shape[-2])
         lower = torch.cat([matrix, corner], -1).expand(*upper.shape[:-2], -1, -1)
         right = torch.eye(n + matrix.shape[-2], n).to(bent).expand(*upper.shape[:-2], -1, -1)
-        tangent = torch.linalg.solve(torch.cat([upper, lower], -2), right)[..., :n, :]
-        inner = cov if self.projector.first is None else ProjectedCovariance(self.projector.first, cov)
-        return (tangent @ inner.dense() * tangent).sum(-1)
+        self._matrix = torch.linalg.solve(torch.cat([upper, lower], -2), right)[..., :n, :]
+        return self._matrix
 
     def _curved(self, x: Tensor) -> Tensor:
         """``du*/dz x`` with exact curvature: ``(I + P W C) y = P x``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,48 +20,10 @@ from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Projector, Solution, Stats
+from probhard.projection.policy import Policy, failure
 from probhard.tangent import Differential, ProjectedCovariance
 
 RESAMPLES = 20  # rounds of redrawing before giving up
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How a layer treats failures, and how many fixed draws give moments.
-
-    Args:
-        on_failure: ``"raise"``, ``"flag"`` or ``"resample"``.
-        validate: Check values in eager mode.
-        draws: Number of fixed draws.
-    """
-
-    on_failure: str
-    validate: bool
-    draws: int
-
-    def solved(self, projector: Projector, z: Tensor, start: Tensor | None = None) -> Solution:
-        """Project points z (*samples, *batch, n), from an initial guess if ``start`` is not None, and check them.
-
-        Raises:
-            ProbhardError: As ``check``.
-        """
-        solution = projector.solve(z, start)
-        self.check(solution.stats, projector, z)
-        return solution
-
-    def check(self, stats: Stats, projector: Projector, z: Tensor) -> None:
-        """Raise for points z (*samples, *batch, n) that did not converge, unless they are flagged.
-
-        Raises:
-            ProbhardError: The error of ``Projector.explain``, or a ConvergenceError.
-        """
-        if self.on_failure == "flag" or not self.validate or not checking() or bool(stats.converged.all()):
-            return  # a mean cannot be drawn again, so "resample" raises here too
-        raise projector.explain(z, stats) or ConvergenceError(
-            _failure(stats, "points"),
-            "The set may be empty, or the variances may range over too many orders of magnitude.",
-            "Check the constraint, set a floor on the variances, or pass on_failure='flag' and read the stats.",
-        )
 
 
 class Projected(td.Distribution):
@@ -77,6 +39,7 @@ class Projected(td.Distribution):
         scale: Marginal scales (*batch, n); from fixed draws if None.
         solution: The projection of the location, computed on demand if None.
         censored: Whether marginals are those of the law projected on the equalities, clipped at the bounds.
+        center: Means of the marginals (*batch, n) if these need not be feasible together; ``mean`` is their projection.
     """
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
@@ -94,12 +57,14 @@ class Projected(td.Distribution):
         scale: Tensor | None = None,
         solution: Solution | None = None,
         censored: bool = False,
+        center: Tensor | None = None,
     ) -> None:
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._censored = censored
+        self._censored, self._center = censored, center
+        self._drawn = scale is None and not censored
         self._clipped: CensoredMarginals | None = None
-        self._fixed: tuple[Tensor, Tensor] | None = None
+        self._inner: Tensor | None = None
         self._draws: Tensor | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
@@ -123,16 +88,20 @@ class Projected(td.Distribution):
         if self._laws is not None:
             return not self.projector.has_equalities
         linear = isinstance(self.constraint, LinearEquality)
-        return self.base.exact and linear and self._sampled is None
+        return self.base.exact and linear and self._center is None and not self._drawn
 
     @property
     def mean(self) -> Tensor:
-        """Projected mean, (*batch, n)."""
+        """Projected mean, (*batch, n), feasible."""
         if self._laws is not None:
             if self._point is None:
                 self._point = self._censored_mean(self._laws)
             return self._point
-        return cast(Tensor, self._point) if self._sampled is None else self._sampled[0]
+        if self._means is None:
+            return cast(Tensor, self._point)
+        if self._inner is None:
+            self._inner = self._inside(self._means)
+        return self._inner
 
     def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
         """The mean of the clipped marginals, projected if there are equalities, too."""
@@ -151,10 +120,11 @@ class Projected(td.Distribution):
     @property
     def scale(self) -> Tensor:
         """Marginal scales (*batch, n); exactly 0 where the constraint fixes a variable."""
-        if self._scale is None:
-            variance = self._laws.variance if self._laws is not None else self._moments[1]
-            self._scale = safe_sqrt(variance / self.family.unit_variance)
-        return self._scale.expand(self.batch_shape + self.event_shape)
+        if self._scale is None and self._laws is not None:
+            self._scale = safe_sqrt(self._laws.variance / self.family.unit_variance)
+        elif self._scale is None:
+            self._fixed_moments()
+        return cast(Tensor, self._scale).expand(self.batch_shape + self.event_shape)
 
     @property
     def variance(self) -> Tensor:
@@ -168,8 +138,10 @@ class Projected(td.Distribution):
 
     @property
     def marginals(self) -> Marginals:
-        """The laws of single variables."""
-        return Marginals(self.mean, self.scale, self.family) if self._laws is None else self._laws
+        """The laws of single variables; on a curved set their means are not feasible together, as ``mean`` is."""
+        if self._laws is not None:
+            return self._laws
+        return Marginals(self.mean if self._means is None else self._means, self.scale, self.family)
 
     def functional(self, rows: LinearMap) -> Marginals:
         """The laws of linear functionals ``F u`` from the projected mean and covariance; see ``LocationScale``.
@@ -231,22 +203,22 @@ class Projected(td.Distribution):
         if self._censored:
             return Projected(base, self.constraint, self.policy, self.projector, censored=True)
         mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
+        center = None if self._center is None else self._center.expand(mean.shape)
         parts = (self.policy, self.projector, mean, self.tangent, self._scale, self._solution)
-        return Projected(base, self.constraint, *parts)
+        return Projected(base, self.constraint, *parts, center=center)
 
     @property
-    def _sampled(self) -> tuple[Tensor, Tensor] | None:
-        """The moments of fixed draws; None if moments are computed otherwise."""
-        return self._moments if self._scale is None or self._fixed is not None else None
+    def _means(self) -> Tensor | None:
+        """The means of the marginals; None if they are ``mean``."""
+        if self._drawn and self._center is None:
+            self._fixed_moments()
+        return self._center
 
-    @property
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of fixed antithetic draws, with pathwise gradients."""
-        if self._fixed is None:
-            draws = self.fixed_draws()
-            mean = draws.mean(0)
-            self._fixed = self._inside(mean), (draws - mean).square().mean(0)
-        return self._fixed
+    def _fixed_moments(self) -> None:
+        """Find mean and scale of the fixed draws."""
+        draws = self.fixed_draws()
+        self._center = mean = draws.mean(0)
+        self._scale = safe_sqrt((draws - mean).square().mean(0) / self.family.unit_variance)
 
     def fixed_draws(self) -> Tensor:
         """Fixed antithetic draws, (S, *batch, n), projected, with pathwise gradients; NaN where that failed."""
@@ -259,7 +231,7 @@ class Projected(td.Distribution):
         return self._draws
 
     def _inside(self, mean: Tensor) -> Tensor:
-        """The mean of draws, projected if the set is not convex; NaN stays NaN."""
+        """The mean of marginals, projected if the set is not convex; NaN stays NaN."""
         if not self.projector.local:
             return mean
         known = torch.isfinite(mean).all(-1, keepdim=True)
@@ -277,7 +249,7 @@ class Projected(td.Distribution):
                 bad = bad & ~again.stats.converged
                 if not bool(bad.any()):
                     return value
-        message = _failure(replace(solution.stats, converged=~bad), "draws")
+        message = failure(replace(solution.stats, converged=~bad), "draws")
         if self.policy.on_failure == "flag":
             warnings.warn(f"{message} They are NaN.", RuntimeWarning, stacklevel=3)
             return torch.where(bad.unsqueeze(-1), torch.nan, value)
@@ -286,13 +258,3 @@ class Projected(td.Distribution):
             "An infeasible draw is never returned as a feasible one.",
             "Look for huge or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",
         )
-
-
-def _failure(stats: Stats, what: str) -> str:
-    """How many failed, and the largest residual."""
-    bad = ~stats.converged
-    worst = float(stats.residual.nan_to_num(torch.inf).max())
-    return (
-        f"{int(bad.sum())} of {bad.numel()} {what} are not feasible or not nearest; "
-        f"the worst relative residual is {worst:.3g}."
-    )

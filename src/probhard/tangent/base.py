@@ -51,4 +51,4 @@ class Differential(ABC):
         """
         like = cov.diagonal()
         like = like.expand(broadcast(like.shape, self.shape))
-        return in_chunks(rows, like, lambda f: cov.form(self.transpose(f.expand(-1, *self.shape))))
+        return in_chunks(rows, like, lambda f: cov.form(self.transpose(f.expand(-1, *like.shape))))

@@ -5,7 +5,7 @@
 A network trained on a few years knows their noise, but not how far later years may depart from them. Its errors on
 held-out rows show that. One factor for all nodes and steps keeps the sums, so coherent draws stay coherent. The errors
 of a window are correlated across nodes and steps, so two windows carry little information: the factor c is the
-geometric mean of 1 and the best factor. The loss is convex in the factor, since quantiles are linear in it.
+geometric mean of 1 and the best factor, which ``calibration.draws_factor`` fits.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.optimize
 import torch
 
-from probhard import score
+from probhard import calibration
 from probhard.forecasting.data.table import HierarchicalData
 
 WINDOWS = 2  # most past windows
-LIMITS = (0.1, 10.0)  # range of the best factor
 
 Window = tuple[HierarchicalData, HierarchicalData]  # training rows and the test rows after them
 
@@ -55,21 +53,8 @@ def spread_factor(draws: Sequence[np.ndarray], windows: Sequence[Window]) -> flo
     """
     if not windows:
         return 1.0
-    terms = []
-    for paths, (_, test) in zip(draws, windows):
-        y, samples = torch.from_numpy(test.values), torch.from_numpy(paths)
-        mean = samples.mean(0)
-        terms.append((mean, score.sample_quantiles(samples, score.LEVELS) - mean, y.nan_to_num(), ~y.isnan()))
-
-    def loss(log_factor: float) -> float:
-        total = 0.0
-        for mean, deviation, y, seen in terms:
-            losses = score.quantile_loss(mean + math.exp(log_factor) * deviation, y, score.LEVELS, seen)
-            total += float(losses.sum() / (y * seen).abs().sum())
-        return total
-
-    best = scipy.optimize.minimize_scalar(loss, bounds=[math.log(limit) for limit in LIMITS], method="bounded")
-    return math.exp(float(best.x) / 2)
+    paths = [torch.from_numpy(array) for array in draws]
+    return math.sqrt(calibration.draws_factor(paths, [torch.from_numpy(test.values) for _, test in windows]))
 
 
 def widened(draws: np.ndarray, factor: float) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Conformal sets: promised against measured coverage, and sizes beside hierarchicalforecast's."""

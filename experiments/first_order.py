@@ -1,0 +1,241 @@
+"""How good is first order? The rules for moments of projected laws against exact laws, over curvature times spread.
+
+With the exact law's means m, variances v and own score ``E|Y - Y'| / 2``, all from 10^5 draws Y, a rule's errors are
+
+    rms(mean - m) / sqrt(mean v),     rms(variance - v) / mean v,     E crps(rule, Y) / own score - 1.
+
+Means and variances are those of the marginals, which scores read. Times are of one step, forward and backward, for a
+batch of equal laws; the rules of a case take their steps in turn. The prose is in ``pages/``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+import probhard as ph
+from experiments import templates
+from experiments.first_order_cases import CHUNK, GROUPS, Case, cases
+from experiments.records import Records
+from experiments.templates import Figure, MissingFigureError
+from probhard.laws.marginals import Marginals
+from probhard.projection import Projected
+from probhard.score import crps, crps_ensemble
+
+PAGE = Path(__file__).parent / "pages" / "first-order.md"
+KEYS = ("group", "setting", "spread", "rule")
+DRAWS, ROUNDS = 100_000, 5
+BATCH = {"sphere": 64, "pme": 8, "simplex": 64, "hierarchy": 64}  # of timed steps
+FEASIBLE = "feasible mean"  # monte-carlo, with marginals about the feasible mean
+CURVED: dict[str, dict[str, Any]] = {
+    "delta": {"covariance": "delta"},
+    "delta, exact": {"covariance": "delta", "curvature": "exact"},
+    "second-order": {"covariance": "second-order"},
+    "second-order, exact": {"covariance": "second-order", "curvature": "exact"},
+    "16 draws": {"covariance": "monte-carlo", "draws": 16},
+    "monte-carlo": {"covariance": "monte-carlo"},
+    FEASIBLE: {"covariance": "monte-carlo"},
+}
+CORNERS: dict[str, dict[str, Any]] = {name: {"covariance": name} for name in ("delta", "censored", "monte-carlo")}
+RULES = {"sphere": CURVED, "pme": CURVED, "simplex": CORNERS, "hierarchy": CORNERS}
+COLOURS = {
+    "delta": "#9aa5b1",
+    "delta, exact": "#5b6570",
+    "second-order": "#1baf7a",
+    "second-order, exact": "#0b6b48",
+    "16 draws": "#f4b393",
+    "monte-carlo": "#eb6834",
+    "censored": "#2a78d6",
+}
+PANELS = {  # title: group, setting, label of the spread
+    "sphere, n = 10": ("sphere", "n = 10, mean at radius 1", "sd / radius"),
+    "porous medium flux law": ("pme", "mean one sd off", "sd"),
+    "simplex, mean at a face": ("simplex", "mean at a face", "sd"),
+    "hierarchy and bounds": ("hierarchy", "", "distance of the mean from the bound, in sds"),
+}
+
+
+def measure(case: Case, draws: int = DRAWS, rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """Return a result line per rule.
+
+    Args:
+        case: The law and its constraint.
+        draws: Of the exact law.
+        rounds: Timed steps of every rule, after one to warm up.
+    """
+    exact = case.exact(draws)
+    mean, variance = exact.mean(0), exact.var(0)
+    own = float(((exact - mean).abs().mean(0) - crps_ensemble(exact, mean, estimator="fair")).sum())
+    rules = RULES[case.group]
+    seconds: dict[str, list[float]] = {name: [] for name in rules}
+    for _ in range(rounds + 1):
+        for name, options in rules.items():
+            seconds[name].append(_step(case, options))
+    lines = []
+    for name, options in rules.items():
+        with torch.no_grad():
+            law = _projected(case, options)
+            marginals = law.marginals
+            if name == FEASIBLE:
+                marginals = Marginals(law.mean, law.scale)
+            total = sum(float(marginals.crps(part).sum()) for part in exact.split(CHUNK)) / len(exact)
+        lines.append(
+            {
+                "group": case.group,
+                "setting": case.setting,
+                "spread": case.spread,
+                "rule": name,
+                "mean": _rms(marginals.mean - mean) / float(variance.mean().sqrt()),
+                "variance": _rms(marginals.variance - variance) / float(variance.mean()),
+                "crps": total / own - 1,
+                "milliseconds": 1e3 * statistics.median(seconds[name][1:]),
+                "draws": len(exact),
+            }
+        )
+    return lines
+
+
+def _projected(case: Case, options: Mapping[str, Any]) -> Projected:
+    law = ph.DPPL(**options)((case.mean, case.stddev), case.constraint)
+    assert isinstance(law, Projected)
+    return law
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def _step(case: Case, options: Mapping[str, Any]) -> float:
+    """Seconds of a forward and a backward pass of the score, for a batch of equal laws."""
+    shape = (BATCH[case.group], len(case.mean))
+    mean, stddev = (x.expand(shape).clone().requires_grad_() for x in (case.mean, case.stddev))
+    started = time.perf_counter()
+    crps(ph.DPPL(**options)((mean, stddev), case.constraint), case.mean.expand(shape)).sum().backward()
+    return time.perf_counter() - started
+
+
+def run(path: Path, groups: Sequence[str] = (), quick: bool = False) -> list[dict[str, Any]]:
+    """Measure all cases in one thread, append their lines, and return all lines of the file.
+
+    Args:
+        path: The file of result lines.
+        groups: Some of ``GROUPS``; all if empty.
+        quick: Few cases, draws and rounds.
+    """
+    records, threads = Records(path, KEYS), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for case in tqdm(list(cases(groups or GROUPS, quick)), unit="case"):
+            records.append(*(measure(case, 2000, 1) if quick else measure(case)))
+    finally:
+        torch.set_num_threads(threads)
+    return records.read()
+
+
+def write(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Write the page and the figure; returns the files that were written.
+
+    Args:
+        folder: Where to write.
+        lines: Result lines of ``measure``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page, picture = folder / "first-order.md", folder / "first-order.png"
+    page.write_text(render(lines))
+    plot(picture, lines)
+    return [page, picture]
+
+
+def render(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page: what each rule loses against the exact law, and at what cost."""
+    values = {
+        "crps": Figure(partial(_crps_table, lines)),
+        "errors": Figure(partial(_error_table, lines)),
+        "cost": _cost_table(lines),
+        "figure": Figure(partial(_figure, lines)),
+    }
+    return templates.fill(PAGE, values)
+
+
+def _crps_table(lines: Sequence[Mapping[str, Any]], group: str) -> str:
+    """What every rule loses in CRPS, in per cent of the exact law's own."""
+    return _table(lines, group, lambda line: _percent(line["crps"]))
+
+
+def _error_table(lines: Sequence[Mapping[str, Any]], group: str) -> str:
+    """Errors of means and variances of every rule."""
+    return _table(lines, group, lambda line: f"{line['mean']:.3f} / {line['variance']:.3f}")
+
+
+def _table(lines: Sequence[Mapping[str, Any]], group: str, cell: Callable[[Mapping[str, Any]], str]) -> str:
+    own = {(line["setting"], line["spread"], line["rule"]): line for line in lines if line["group"] == group}
+    if not own:
+        raise MissingFigureError(group)
+    rules = [rule for rule in RULES[group] if any(key[2] == rule for key in own)]
+    rows = []
+    for setting, spread in dict.fromkeys(key[:2] for key in own):
+        name = [setting] if setting else []
+        rows.append([*name, f"{spread:g}", *(cell(own[setting, spread, rule]) for rule in rules)])
+    columns = ["distance in sds" if group == "hierarchy" else "sd", *rules]
+    return templates.table(["case", *columns] if len(rows[0]) > len(columns) else columns, rows)
+
+
+def _cost_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The median time of a step of every rule over that of delta, by group."""
+    by_key = {tuple(line[key] for key in KEYS): line["milliseconds"] for line in lines}
+    rules = list(COLOURS)
+    rows = []
+    for group in dict.fromkeys(line["group"] for line in lines):
+        row = [f"{group}, batch of {BATCH[group]}"]
+        for rule in rules:
+            ratios = [
+                time / by_key[*key[:3], "delta"] for key, time in by_key.items() if key[0] == group and key[3] == rule
+            ]
+            row.append(f"{statistics.median(ratios):.1f}" if ratios else "")
+        rows.append(row)
+    return templates.table(["case", *rules], rows)
+
+
+def _figure(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
+    """One number: ``group; setting; spread; rule; field``, CRPS in per cent."""
+    group, setting, spread, rule, field = (part.strip() for part in argument.split(";"))
+    for line in lines:
+        if tuple(line[key] for key in KEYS) == (group, setting, float(spread), rule):
+            return _percent(line[field]) if field == "crps" else f"{line[field]:.2f}"
+    raise MissingFigureError(argument)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * max(value, 0.0):.2g}" if value >= 1e-4 else "0"
+
+
+def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write the figure: loss in CRPS over the spread, one panel per kind of constraint."""
+    from matplotlib.figure import Figure as Canvas
+
+    figure = Canvas(figsize=(10, 7), layout="constrained")
+    panels = figure.subplots(2, 2).flatten()
+    shown = {}
+    for axes, (title, (group, setting, label)) in zip(panels, PANELS.items()):
+        for rule, colour in COLOURS.items():
+            own = [x for x in lines if (x["group"], x["setting"], x["rule"]) == (group, setting, rule)]
+            if not own:
+                continue
+            loss = [max(100 * line["crps"], 0.003) for line in own]
+            (shown[rule],) = axes.plot([line["spread"] for line in own], loss, "o-", color=colour, ms=4)
+        axes.set(title=title, xlabel=label, ylabel="loss in CRPS, per cent", yscale="log")
+        axes.axhline(1, color="#cccccc", lw=0.8, zorder=0)
+        if group != "hierarchy":
+            axes.set_xscale("log")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.legend(list(shown.values()), list(shown), ncols=4, frameon=False, loc="outside lower center")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,129 @@
+"""Laws, constraints and exact draws behind the page on first order: curvature or corners times spread.
+
+| case      | constraint                                   | mean                             | spread                    |
+|-----------|----------------------------------------------|----------------------------------|---------------------------|
+| sphere    | ``|u| = 1`` in 3 and in 10 dimensions        | at the radius 1, 1.2 or 1.5      | sd of every variable      |
+| pme       | flux law of the porous medium, 4 x 20 points | exact field plus one sd of noise | sd of every point         |
+| simplex   | 10 shares                                    | inside, at a face, at a vertex   | sd of every variable      |
+| hierarchy | binary tree of 15 nodes, ``u >= 0``          | half the bottoms near 0 | their distance in sds  |
+
+Exact laws are 10^5 projected draws. Draws are projected on spheres by ``z / |z|``, by the library elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import probhard as ph
+from probhard.constraints.base import Constraint
+from probhard.pde.laws import porous_medium_law
+from probhard.pde.problems import PorousMedium
+
+GROUPS = ("sphere", "pme", "simplex", "hierarchy")
+CHUNK = 10_000  # draws that are projected at once
+NARROW, WIDE = (0.05, 0.2), (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A law and its constraint.
+
+    Args:
+        group: One of ``GROUPS``.
+        setting: What distinguishes the case in its group, besides the spread.
+        spread: The number of the table's first column.
+        mean: Mean of the law, (n,).
+        stddev: Standard deviations, (n,).
+        constraint: What the law is projected on.
+        direct: Projects draws (S, n) without the library; None if there is no such formula.
+    """
+
+    group: str
+    setting: str
+    spread: float
+    mean: Tensor
+    stddev: Tensor
+    constraint: Constraint
+    direct: Callable[[Tensor], Tensor] | None = None
+
+    def exact(self, draws: int) -> Tensor:
+        """Draws (draws, n) of the exact law; those that did not converge, a few in 10^5, are left out."""
+        generator = torch.Generator().manual_seed(1)
+        law = ph.DPPL(on_failure="flag")((self.mean, self.stddev), self.constraint)
+        kept = []
+        for begin in range(0, draws, CHUNK):
+            count = (min(CHUNK, draws - begin),)
+            if self.direct is not None:
+                kept.append(self.direct(law.base.sample(count, generator)))
+                continue
+            with torch.no_grad():
+                solution = law.draw(count, generator)
+            kept.append(solution.value[solution.stats.converged])
+        return torch.cat(kept)
+
+
+def cases(groups: Sequence[str], quick: bool = False) -> Iterator[Case]:
+    """Yield the cases of some groups; with ``quick``, those of the first and the last spread.
+
+    Args:
+        groups: Some of ``GROUPS``.
+        quick: Leave out spreads in between.
+    """
+    for group in groups:
+        every = list({"sphere": _spheres, "pme": _fields, "simplex": _simplices, "hierarchy": _trees}[group]())
+        ends = {every[0].spread, every[-1].spread}
+        yield from (case for case in every if not quick or case.spread in ends)
+
+
+def _spheres() -> Iterator[Case]:
+    constraint = ph.NonlinearEquality(_sphere)
+    for n in (3, 10):
+        direction = torch.zeros(n, dtype=torch.float64)
+        direction[:2] = torch.tensor([0.8, 0.6])
+        for radius in (1.0, 1.2, 1.5):
+            for spread in WIDE if radius == 1 else NARROW:
+                stddev = torch.full_like(direction, spread)
+                setting = f"n = {n}, mean at radius {radius:g}"
+                yield Case("sphere", setting, spread, radius * direction, stddev, constraint, _normalised)
+
+
+def _sphere(u: Tensor) -> Tensor:
+    return u.square().sum(-1, keepdim=True) - 1
+
+
+def _normalised(z: Tensor) -> Tensor:
+    return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+
+
+def _fields() -> Iterator[Case]:
+    problem, m = PorousMedium(slices=4, points=20, dtype=torch.float64), 2.5
+    field, constraint = problem.solution(m).flatten(), porous_medium_law(problem, m)
+    noise = torch.randn(field.shape, dtype=field.dtype, generator=torch.Generator().manual_seed(0))
+    for spread in (0.02, 0.05, 0.1, 0.2):
+        stddev = torch.full_like(field, spread)
+        yield Case("pme", "mean one sd off", spread, field + spread * noise, stddev, constraint)
+
+
+def _simplices() -> Iterator[Case]:
+    inside = torch.full((10,), 0.1, dtype=torch.float64)
+    face = torch.full((10,), 1 / 9, dtype=torch.float64)
+    face[0] = 0
+    vertex = torch.zeros(10, dtype=torch.float64)
+    vertex[0] = 1
+    for setting, mean in (("mean inside", inside), ("mean at a face", face), ("mean at a vertex", vertex)):
+        for spread in (0.01, 0.03, 0.1, 0.3):
+            yield Case("simplex", setting, spread, mean, torch.full_like(mean, spread), ph.Simplex())
+
+
+def _trees() -> Iterator[Case]:
+    eye = torch.eye(8, dtype=torch.float64)
+    structure = torch.cat([eye.unflatten(0, (parts, -1)).sum(1) for parts in (1, 2, 4, 8)])  # (15, 8)
+    constraint = ph.Hierarchy(structure) & ph.NonNegative()
+    for distance in (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0):
+        bottoms = torch.full((8,), 3.0, dtype=torch.float64)  # three sds from the bound
+        bottoms[:4] = distance
+        yield Case("hierarchy", "", distance, structure @ bottoms, structure.sum(-1).sqrt(), constraint)

@@ -1,0 +1,1 @@
+"""Parts of ``probhard.calibration``: the record, the search of its numbers, norms and sets."""
