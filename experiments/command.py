@@ -16,7 +16,8 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-TABLES = (*PDE, "forecasting", "conformal", "timing", "speed")
+JOINT = "joint-forecasting"
+TABLES = (*PDE, "forecasting", JOINT, "conformal", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.pde import tables as pde
 
         yield from map(_written, pde.write(request.folder, request.table, lines, request.quick))
+    elif request.table == JOINT:
+        from experiments.forecasting import joint_tables
+
+        yield from map(_written, joint_tables.write(request.folder, lines))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -93,6 +98,10 @@ def _grid(request: Request) -> Grid:
 
         scores = _listed(request.scores)
         return pde.grid(request.table, path, request.epochs, seeds or [0], problems, methods, scores, request.quick)
+    if request.table == JOINT:
+        from experiments.forecasting import joint_runs
+
+        return joint_runs.grid(path, seeds or [0], problems, methods, request.quick)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)

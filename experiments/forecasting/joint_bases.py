@@ -34,8 +34,8 @@ PLANS = {
     "labour": Plan(8, 8, 6, 12),
     "tourism": Plan(8, 1, 8, 8),  # 36 rows in all: windows overlap
     "tourism_large": Plan(12, 12, 4, 8),
-    "traffic": Plan(7, 7, 5, 10),
-    "wiki": Plan(7, 7, 5, 10),
+    "traffic": Plan(7, 7, 4, 8),
+    "wiki": Plan(7, 7, 4, 8),
 }
 
 

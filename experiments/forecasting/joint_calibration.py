@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from experiments.forecasting.joint_laws import step_correlation
 from probhard import Diagonal, LocationScale, crps
+from probhard._calibration.search import LIMITS, best_numbers
 
 PRIOR = 2  # windows that ask for 1
-LIMIT = 2.3  # largest |log c|
 RHOS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 TINY = 1e-12
 
@@ -62,21 +61,14 @@ def group_numbers(windows: Sequence[PastWindow]) -> Tensor:
         return torch.ones(3, dtype=torch.float64)
     variances = [window.moments.diagonal(dim1=2, dim2=3).movedim(-1, 2) for window in windows]  # (3, 3, H, n)
 
-    def loss(log_numbers: list[float]) -> tuple[float, list[float]]:
-        logs = torch.tensor(log_numbers, dtype=torch.float64, requires_grad=True)
-        numbers, total = logs.exp(), torch.zeros((), dtype=torch.float64)
+    def loss(numbers: Tensor) -> Tensor:
         scores = [
             _normal_crps(window.error, torch.einsum("a,b,abhn->hn", numbers, numbers, variance))
             for window, variance in zip(windows, variances)
         ]
-        total = _relative(windows, scores)
-        total.backward()  # type: ignore[no-untyped-call]
-        assert logs.grad is not None
-        return float(total.detach()), logs.grad.tolist()
+        return _relative(windows, scores)
 
-    best = minimize(loss, [0.0] * 3, jac=True, method="L-BFGS-B", bounds=[(-LIMIT, LIMIT)] * 3)
-    share = len(windows) / (len(windows) + PRIOR)
-    return torch.from_numpy(best.x * share).exp()
+    return best_numbers(loss, 3, limits=LIMITS) ** (len(windows) / (len(windows) + PRIOR))
 
 
 def step_number(windows: Sequence[PastWindow], numbers: Tensor) -> float:
@@ -91,12 +83,12 @@ def step_number(windows: Sequence[PastWindow], numbers: Tensor) -> float:
             weights = step_correlation(len(window.error), rho)
             variance = torch.einsum("hk,hkn->n", weights, covariance)
             scores.append(_normal_crps(window.error.sum(0), variance))
-        return float(_relative(windows, scores, sums=True))
+        return float(_relative(windows, scores))
 
     return min(RHOS, key=loss)
 
 
-def _relative(windows: Sequence[PastWindow], scores: Sequence[Tensor], sums: bool = False) -> Tensor:
+def _relative(windows: Sequence[PastWindow], scores: Sequence[Tensor]) -> Tensor:
     """The sum over groups of scores (..., n) relative to the summed ``|y|``."""
     total = torch.zeros((), dtype=torch.float64)
     for group in range(3):

@@ -9,6 +9,7 @@ laws of a comparison have the same projections P_h, hence the same means.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,17 +89,19 @@ class Forecast:
         root = step_root(steps, rho)
         return self.stddev * torch.einsum("hk,skn->shn", root, w)
 
-    def parts(self, deviations: Tensor) -> Tensor:
-        """Split deviations by group and project each: with numbers c they add up to ``P (c s w)``.
 
-        Args:
-            deviations: (S, H, n).
+def group_parts(deviations: Tensor, hierarchy: Hierarchy, project: Callable[[Tensor], Tensor]) -> Tensor:
+    """Split deviations by group and project each: with numbers c they add up to ``P (c s w)``.
 
-        Returns:
-            (3, S, H, n).
-        """
-        masks = group_masks(self.hierarchy)
-        return torch.stack([self.project(torch.where(mask, deviations, 0.0)) for mask in masks])
+    Args:
+        deviations: (S, H, n).
+        hierarchy: The sums.
+        project: A linear projection of points (S, H, n).
+
+    Returns:
+        (3, S, H, n).
+    """
+    return torch.stack([project(torch.where(mask, deviations, 0.0)) for mask in group_masks(hierarchy)])
 
 
 def step_root(steps: int, rho: float) -> Tensor:

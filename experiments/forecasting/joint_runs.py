@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from torch import Tensor
 
 from experiments.forecasting.joint_bases import PLANS, Place, ets, places
 from experiments.forecasting.joint_calibration import PastWindow, group_numbers, step_number
-from experiments.forecasting.joint_laws import METRICS, Forecast, combined, group_masks
+from experiments.forecasting.joint_laws import METRICS, Forecast, combined, group_masks, group_parts
 from experiments.forecasting.joint_measures import measured
 from experiments.forecasting.rows import DATASETS
 from experiments.forecasting.runs import rolled, trained
 from experiments.grid import Grid, Unit
 from experiments.records import Records
-from probhard import METHODS, Levels
+from probhard import DPPL, METHODS, Levels
 from probhard.errors import check_choices
 from probhard.method import Method
 
@@ -96,12 +97,14 @@ class JointJob:
                         about = {"numbers": numbers, "rho": rho, "windows": len(over)}
                         yield self._line(place, law, calibrated, scores, about)
             for joint, windows in past.items():
-                parts = forecast.parts(forecast.deviations(joint, 1.0, DRAWS, self.seed))
+                deviations = forecast.deviations(joint, 1.0, DRAWS, self.seed)
+                parts = group_parts(deviations, forecast.hierarchy, forecast.project)
                 windows.append(PastWindow.of(place.start, mean, parts, y, masks))
 
     def _neural(self, calibration: Sequence[Place], test: Sequence[Place], progress: bool) -> Iterator[dict[str, Any]]:
         for law, rank in (("independent", 0), ("joint", RANK)):
-            method, past = self._method(law, test[0]), []
+            method = self._method(law, test[0])
+            past: list[PastWindow] = []
             for stage in (calibration, test):
                 started = time.perf_counter()
                 module = trained(self.dataset, stage[0], method, self.seed, self.quick, progress, rank=rank)
@@ -109,8 +112,7 @@ class JointJob:
                 for place in stage:
                     paths = torch.from_numpy(rolled(module, method, place, self.seed))  # (S, H, n)
                     mean, masks, y = paths.mean(0), group_masks(place.known.hierarchy), _values(place)
-                    forecast = Forecast(mean, paths.std(0), None, place.known.hierarchy, "orthogonal")
-                    parts = forecast.parts(paths - mean)
+                    parts = group_parts(paths - mean, place.known.hierarchy, partial(_orthogonal, place))
                     over = [window for window in past if window.end <= place.start]
                     if stage is test:
                         for calibrated in (False, True):
@@ -138,6 +140,10 @@ class JointJob:
         self, place: Place, law: str, calibrated: bool, scores: dict[str, Any], about: dict[str, Any]
     ) -> dict[str, Any]:
         return {**self._key(law, calibrated, place.number), **scores, **about}
+
+
+def _orthogonal(place: Place, points: Tensor) -> Tensor:
+    return DPPL("orthogonal").project(points, place.known.hierarchy).value
 
 
 def _values(place: Place) -> Tensor:

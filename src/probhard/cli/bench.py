@@ -15,7 +15,7 @@ import typer
 from probhard.errors import ParameterError
 
 RESULTS = Path("results")
-TABLES = ("pde-linear", "pde-nonlinear", "tvd", "forecasting", "conformal", "timing", "speed")
+TABLES = ("pde-linear", "pde-nonlinear", "tvd", "forecasting", "joint-forecasting", "conformal", "timing", "speed")
 
 
 def bench(
