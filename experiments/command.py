@@ -86,6 +86,10 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.pde import joint_tables
 
         yield from map(_written, joint_tables.write(request.folder, lines, request.quick))
+    elif request.table == FORECASTS:
+        from experiments.forecasting import joint_tables as joint_forecasts
+
+        yield from map(_written, joint_forecasts.write(request.folder, lines))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -104,6 +108,10 @@ def _grid(request: Request) -> Grid:
         from experiments.pde import joint
 
         return joint.grid(path, seeds or ([0] if request.quick else [0, 1, 2]), problems, methods, quick=request.quick)
+    if request.table == FORECASTS:
+        from experiments.forecasting import joint_runs
+
+        return joint_runs.grid(path, seeds or [0], problems, methods, request.quick)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)

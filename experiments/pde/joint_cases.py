@@ -86,7 +86,9 @@ def _linear(name: str) -> Case:
         seen = problem.split(seed, train, validation, test)
         others = exact.parameters(calibration, torch.Generator().manual_seed(APART + seed))
         unseen = exact.split(seed, train, validation, test).test
-        return Data(*(dataset(problem, part) for part in seen[:2]), *(dataset(exact, part) for part in (others, unseen)))
+        return Data(
+            *(dataset(problem, part) for part in seen[:2]), *(dataset(exact, part) for part in (others, unseen))
+        )
 
     def constraint(parameter: Tensor) -> Constraint:
         return (exact if parameter.dtype == torch.float64 else problem).constraint(parameter)

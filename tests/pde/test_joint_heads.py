@@ -138,7 +138,10 @@ def test_many_columns_keep_variances_and_the_leading_covariance() -> None:
     assert isinstance(law.cov, LowRank)
     assert law.cov.factor.shape == (90, COLUMNS)
     torch.testing.assert_close(law.variance, exact.diagonal())
-    kept, shared = law.cov.factor @ law.cov.factor.T, exact - torch.diag(torch.stack([m.cov.diagonal_part for m in members]).mean(0))
+    kept, shared = (
+        law.cov.factor @ law.cov.factor.T,
+        exact - torch.diag(torch.stack([m.cov.diagonal_part for m in members]).mean(0)),
+    )
     values, vectors = torch.linalg.eigh(shared)
     best = vectors[:, -COLUMNS:] @ torch.diag(values[-COLUMNS:]) @ vectors[:, -COLUMNS:].T
     torch.testing.assert_close(kept, best)

@@ -39,9 +39,7 @@ class OperatorBackbone(nn.Module):
         ParameterError: If ``stddev`` is not positive and finite, or there are both ``stddev`` and a rank.
     """
 
-    def __init__(
-        self, operator: nn.Module, stddev: float | None = None, learned: bool = True, rank: int = 0
-    ) -> None:
+    def __init__(self, operator: nn.Module, stddev: float | None = None, learned: bool = True, rank: int = 0) -> None:
         super().__init__()
         if rank < 0 or (rank and stddev is not None):
             raise ParameterError(
@@ -86,7 +84,12 @@ class OperatorBackbone(nn.Module):
         except ImportError as error:
             raise MissingExtraError("neuraloperator", "operators", "OperatorBackbone.fourier") from error
         sizes = tuple(2 * k for k in modes)
-        defaults = {"in_channels": channels, "out_channels": channel_count(rank), "hidden_channels": width, "n_layers": layers}
+        defaults = {
+            "in_channels": channels,
+            "out_channels": channel_count(rank),
+            "hidden_channels": width,
+            "n_layers": layers,
+        }
         return cls(library.FNO(n_modes=sizes, **{**defaults, **options}), rank=rank)
 
     def forward(self, inputs: Tensor) -> LocationScale:

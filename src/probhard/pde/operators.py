@@ -146,7 +146,12 @@ class VarianceNO(nn.Module):
         rank: int = 0,
     ) -> None:
         super().__init__()
-        sizes = rank >= 0 and min((channels, width, layers, *modes), default=0) >= 1 and padding >= 0 and 1 <= len(modes) <= 3
+        sizes = (
+            rank >= 0
+            and min((channels, width, layers, *modes), default=0) >= 1
+            and padding >= 0
+            and 1 <= len(modes) <= 3
+        )
         if not sizes or not 0 <= dropout < 1:
             raise ParameterError(
                 f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}, "
