@@ -16,7 +16,8 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-TABLES = (*PDE, "forecasting", "conformal", "timing", "first-order", "speed")
+FIELDS, FORECASTS = "joint-fields", "joint-forecasting"
+TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.pde import tables as pde
 
         yield from map(_written, pde.write(request.folder, request.table, lines, request.quick))
+    elif request.table == FIELDS:
+        from experiments.pde import joint_tables
+
+        yield from map(_written, joint_tables.write(request.folder, lines, request.quick))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -95,6 +100,10 @@ def _grid(request: Request) -> Grid:
 
         scores = _listed(request.scores)
         return pde.grid(request.table, path, request.epochs, seeds or [0], problems, methods, scores, request.quick)
+    if request.table == FIELDS:
+        from experiments.pde import joint
+
+        return joint.grid(path, seeds or ([0] if request.quick else [0, 1, 2]), problems, methods, quick=request.quick)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)

@@ -15,7 +15,10 @@ import typer
 from probhard.errors import ParameterError
 
 RESULTS = Path("results")
-TABLES = ("pde-linear", "pde-nonlinear", "tvd", "forecasting", "conformal", "timing", "first-order", "speed")
+TABLES = (
+    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "joint-forecasting"),
+    *("conformal", "first-order", "timing", "speed"),
+)
 
 
 def bench(
