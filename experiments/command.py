@@ -143,9 +143,10 @@ def _conformal(request: Request) -> list[Path]:
 def _first_order(request: Request) -> list[Path]:
     """Compare the rules for moments with exact laws, on the named groups of cases, and write their page."""
     from experiments import first_order
+    from experiments.first_order_cases import GROUPS
 
     groups = _listed(request.problems)
-    check_choices("problem", groups, first_order.GROUPS)
+    check_choices("problem", groups, GROUPS)
     path = request.folder / "first-order.jsonl"
     if not request.render:
         first_order.run(path, groups, request.quick)
