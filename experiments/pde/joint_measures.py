@@ -1,7 +1,7 @@
 """Figures of a joint law on held-out fields: coverage and CRPS by scale, energy score, correlation of neighbours.
 
-Two numbers calibrate the law: ``own`` multiplies the scale of every point's own noise, ``shared`` that of the noise that
-points share. A diagonal law has the first only. They minimise, on calibration fields and with the metric of the
+Two numbers calibrate the law: ``own`` multiplies the scale of every point's own noise, ``shared`` that of the noise
+that points share. A diagonal law has the first only. They minimise, on calibration fields and with the metric of the
 uncalibrated law, the score of the projected law
 
     mean over cells of CRPS + weight * sum over scales of the mean over blocks of CRPS.
@@ -103,7 +103,7 @@ def calibrated_numbers(model: ConstrainedModel, case: Case, batch: Batch) -> Num
             blocks = scores.crps(forecast, part.target, functionals=functionals)
             total = total + scores.crps(forecast, part.target).sum() / n
             total = total + WEIGHT * (blocks * functionals.weight.to(blocks)).sum()
-        return total / len(batch.target)
+        return total
 
     return minimised(loss, 2 if joint else 1)
 
@@ -120,7 +120,7 @@ def minimised(loss: Callable[[Tensor], Tensor], count: int) -> Numbers:
         value.backward()
         return value
 
-    optimiser.step(closure)  # type: ignore[arg-type]
+    optimiser.step(closure)
     own, *shared = logs.detach().exp().tolist()
     return own, shared[0] if shared else 1.0
 

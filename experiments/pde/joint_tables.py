@@ -55,7 +55,7 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         lines: Result lines.
         quick: Whether they are those of a quick run, of which no findings are told.
     """
-    laws = [law for law in dict.fromkeys(line["law"] for line in lines)]
+    laws = list(dict.fromkeys(line["law"] for line in lines))
     problems = list(dict.fromkeys(line["problem"] for line in lines))
     both = [p for p in problems if _pairs(lines, p)]
     values = {
@@ -82,7 +82,9 @@ def _seeds(lines: Sequence[Line], problem: str) -> str:
     """Seeds of each law of a problem."""
     of_law = {law: sorted(line["seed"] for line in _of(lines, problem, law)) for law in (DIAGONAL, JOINT)}
     texts = {law: " ".join(map(str, seeds)) or "none" for law, seeds in of_law.items()}
-    return texts[JOINT] if texts[JOINT] == texts[DIAGONAL] else ", ".join(f"{law} {text}" for law, text in texts.items())
+    return (
+        texts[JOINT] if texts[JOINT] == texts[DIAGONAL] else ", ".join(f"{law} {text}" for law, text in texts.items())
+    )
 
 
 def _pairs(lines: Sequence[Line], problem: str, law: str = JOINT) -> list[tuple[Line, Line]]:
@@ -136,7 +138,9 @@ def _goals(lines: Sequence[Line], problems: Sequence[str]) -> str:
     if steps:
         worst = max(steps.values())
         text = ", ".join(f"{problem} {ratio:.2f}" for problem, ratio in steps.items())
-        rows.append(["training step at most 1.25 times the diagonal one", f"{'met' if worst <= DEARER else 'missed'}: {text}"])
+        rows.append(
+            ["training step at most 1.25 times the diagonal one", f"{'met' if worst <= DEARER else 'missed'}: {text}"]
+        )
     rows.sort(key=lambda row: row[1].startswith("met"))
     return templates.table(["goal", "result"], rows)
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
-from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+from probhard.laws.covariance import Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.model import ConstrainedModel
 from probhard.projection.base import Solution

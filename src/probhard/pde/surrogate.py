@@ -128,7 +128,9 @@ def _backbone(settings: Settings, samples: Samples) -> Normalised:
     assert settings.modes is not None
     torch.manual_seed(settings.seed)
     channels = samples.inputs.shape[1]
-    operator = VarianceNO(channels, settings.modes, settings.width, settings.layers, PADDING, rank=settings.rank).float()
+    operator = VarianceNO(
+        channels, settings.modes, settings.width, settings.layers, PADDING, rank=settings.rank
+    ).float()
     return Normalised(operator, channels, torch.from_numpy(samples.cells.index))
 
 
