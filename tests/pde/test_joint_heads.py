@@ -18,7 +18,9 @@ from probhard.laws.spectral import Spectral
 from probhard.pde.adapters import OperatorBackbone
 from probhard.pde.heads import FLOOR, OWN, SHARED, Head
 from probhard.pde.operators import VarianceNO
-from probhard.pde.surrogate import Normalised
+from probhard.pde.samples import Samples
+from probhard.pde.settings import Settings
+from probhard.pde.surrogate import Normalised, Surrogate
 from probhard.score import BlockMeans
 
 GRID = (4, 6)
@@ -176,3 +178,32 @@ def test_longer_lengths_correlate_points_that_are_farther_apart() -> None:
     assert 0 < correlations[0] < correlations[1] < correlations[2] < 1
     with pytest.raises(ph.ParameterError, match="rank=2 and covariance='spectral'"):
         Head(2, "spectral")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_settings_of_a_run_give_a_joint_law_and_its_functionals(masked: bool) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"parameters": rng.random(4), "solutions": rng.random((4, 6, 8)), "x": np.arange(6.0), "y": np.arange(8.0)}
+    inside = np.ones((6, 8), dtype=bool)
+    if masked:
+        inside[:2, :4] = False
+        arrays["mask"] = inside
+    content = {"constraints": ["nonnegative"], "rank": 2, "functionals": [2, 4], "functional_weight": 0.1,
+               "width": 4, "modes": [2], "axes": ["x", "y"]}  # fmt: skip
+    spec, settings = Settings.read(content)
+    samples = Samples.solved(arrays, spec)
+    model = Surrogate.build(settings.resolved((6, 8)), samples, np.arange(4))
+    batch = samples.batch()
+    family = model.method.functionals
+    assert family is not None
+    assert model.method.functional_weight == 0.1
+    fields = arrays["solutions"][:, inside]
+    means = family.matrix @ fields.T
+    blocks = [arrays["solutions"][:, i : i + 2, j : j + 2] for i in range(0, 6, 2) for j in range(0, 8, 2)]
+    kept = [b.mean((1, 2)) for b, i in zip(blocks, np.ndindex(3, 4)) if not masked or i[0] > 0 or i[1] > 1]
+    np.testing.assert_allclose(means[: len(kept)], kept)
+    np.testing.assert_allclose(means[-1], fields.mean(1))
+    assert isinstance(model.backbone(batch.inputs).cov, LowRank)
+    model.loss(batch).backward()
+    with pytest.raises(ph.ParameterError, match="at least one cell"):
+        Settings.read({**content, "functionals": [0]})
