@@ -16,7 +16,7 @@ import torch
 
 from experiments.grid import Grid
 from experiments.pde.joint_cases import CASES, Case, Data
-from experiments.pde.joint_measures import measured, shown
+from experiments.pde.joint_measures import measured
 from experiments.records import Records
 from probhard._util.atomic import replacing
 from probhard.errors import check_choices
@@ -107,8 +107,6 @@ class FieldJob:
         if self.seed == 0 and LAWS[self.law].weight:
             times = self._step_seconds(case, data)
             line |= {"step_seconds": times[1], "diagonal_step_seconds": times[0]}
-        if self.seed == 0 and case.periodic:
-            line["shown"] = shown(model, case, data.test, (line["own"], line["shared"]))
         return [line]
 
     def _step_seconds(self, case: Case, data: Data) -> list[float]:

@@ -1,7 +1,7 @@
 """The fields behind the table of joint laws: data, network and constraint of every problem.
 
-The four linear problems are those of the table ``pde-linear``. The tracer is a 2-D field from a solver of our own. Every
-problem also has calibration fields, which neither training nor early stopping sees.
+The four linear problems are those of the table ``pde-linear``. The tracer is a 2-D field from a solver of our own.
+Every problem also has calibration fields, which neither training nor early stopping sees.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _tracer() -> Case:
         return Data(*seen, *(batch(flow, torch.float64) for flow in (calibration, test)))
 
     options = {"modes": (8, 8), "width": 24, "padding": 0}
-    return Case("tracer", tracer.shape, data, tracer.constraint, Schedule(60), options, (200, 40, 60, 100), True)
+    return Case("tracer", tracer.shape, data, tracer.constraint, Schedule(100), options, (200, 40, 60, 100), True)
 
 
 CASES: dict[str, Callable[[], Case]] = {

@@ -28,7 +28,7 @@ def picture(path: Path, lines: Sequence[Line]) -> Path:
     shown = {line["law"]: line["shown"] for line in lines if line["law"] in COLOURS and "shown" in line}
     width = max(len(problems), 2 * len(shown), 1)
     figure = Figure(figsize=(2.6 * width, 5.6), dpi=110, layout="constrained")
-    rows = figure.subfigures(2, 1)
+    rows: Any = figure.subfigures(2, 1)
     above = rows[0].subplots(1, len(problems), squeeze=False, sharey=True)[0]
     for axes, problem in zip(above, problems):
         _coverage(axes, problem, [line for line in lines if line["problem"] == problem and line["law"] in COLOURS])

@@ -1,17 +1,17 @@
 """Figures of a joint law on held-out fields: coverage and CRPS by scale, energy score, correlation of neighbours.
 
-Two numbers calibrate the law: ``own`` multiplies the scale of every point's own noise, ``shared`` that of the noise that
-points share. A diagonal law has the first only. They minimise, on calibration fields and with the metric of the
-uncalibrated law, the score of the projected law
+Two numbers calibrate the law (``calibrate``): ``own`` multiplies the scale of every point's own noise, ``shared`` that
+of the noise that points share. A diagonal law has one. They minimise, on calibration fields, the score of the
+projected law
 
     mean over cells of CRPS + weight * sum over scales of the mean over blocks of CRPS.
 
-Means of the law therefore stay where they are. Functionals that the constraint fixes have variance 0 and are left out.
+The metric stays, so means do too. Functionals that the constraint fixes have variance 0 and are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,18 +19,12 @@ from torch import Tensor
 
 from experiments.pde.joint_cases import Case, Data
 from probhard import score as scores
-from probhard.laws.covariance import Covariance, Diagonal, Factored
-from probhard.laws.distribution import LocationScale, as_location_scale
+from probhard.calibration import calibrate
 from probhard.model import Batch, ConstrainedModel
-from probhard.projection.projected import Projected
 
-LEVEL = 0.9
-QUANTILE = 1.6448536269514722  # of the standard normal law at (1 + LEVEL) / 2
+QUANTILE = 1.6448536269514722  # of the standard normal law at 0.95
 WEIGHT = 0.3  # of the functionals in the score that calibration minimises, for all laws
 CHUNK = 10  # fields measured at a time
-STEPS = 25  # of the search for the two numbers
-
-Numbers = tuple[float, float]
 
 
 def measured(model: ConstrainedModel, case: Case, data: Data, seed: int, draws: int) -> dict[str, Any]:
@@ -43,93 +37,39 @@ def measured(model: ConstrainedModel, case: Case, data: Data, seed: int, draws: 
         seed: Of the draws.
         draws: Per test field.
     """
-    own, shared = calibrated_numbers(model, case, data.calibration)
+    adjusted = calibrate(model, list(parts(data.calibration)), functionals=case.blocks, functional_weight=WEIGHT)
+    assert adjusted.calibration is not None
     raw = figures(model, case, data.test, seed, draws)
     del raw["energy_fields"]
-    figured = figures(model, case, data.test, seed, draws, (own, shared))
-    return {"own": own, "shared": shared, **figured, "raw": raw}
+    line = {"own": adjusted.calibration.own, "shared": adjusted.calibration.shared}
+    line |= {**figures(adjusted, case, data.test, seed, draws), "raw": raw}
+    return {**line, "shown": shown(adjusted, case, data.test)} if case.periodic and seed == 0 else line
 
 
-@torch.no_grad()
-def shown(model: ConstrainedModel, case: Case, test: Batch, numbers: Numbers) -> dict[str, list[list[float]]]:
-    """Error of the mean and a centred draw for the first test field, with three digits, for a picture."""
-    law, part = next(laws(model, test))
-    assert part.target is not None
-    forecast = projected(model, law, part, numbers)
-    draw = forecast.sample((), torch.Generator().manual_seed(0)) - forecast.mean
-    fields = {"error": (part.target - forecast.mean)[0], "draw": draw[0]}
-    return {name: [[float(f"{x:.3g}") for x in row] for row in field.unflatten(-1, case.shape).tolist()]
-            for name, field in fields.items()}  # fmt: skip
-
-
-def reweighted(cov: Covariance, own: Tensor | float, shared: Tensor | float) -> Covariance:
-    """The covariance with the scales of its two parts multiplied; a diagonal one has the first part only."""
-    if isinstance(cov, Factored):
-        return cov.weighted(own, shared)
-    assert isinstance(cov, Diagonal)
-    return Diagonal(cov.variance * own**2)
-
-
-def laws(model: ConstrainedModel, batch: Batch) -> Iterator[tuple[LocationScale, Batch]]:
-    """The law before the projection, and the fields, a few at a time."""
+def parts(batch: Batch) -> Iterator[Batch]:
+    """A few fields at a time."""
     assert batch.target is not None
     for at in torch.arange(len(batch.target)).split(CHUNK):
-        part = Batch(batch.inputs[at], batch.target[at], None, batch.context[at])
-        with torch.no_grad():
-            yield as_location_scale(model.backbone(part.inputs)), part
-
-
-def projected(model: ConstrainedModel, law: LocationScale, part: Batch, numbers: Any = (1.0, 1.0)) -> Projected:
-    """The projection of a law with reweighted parts, in the metric of the law itself."""
-    assert model.inference_layer is not None
-    cov = reweighted(law.cov, *numbers)
-    changed = LocationScale(law.loc, cov, law.family, validate_args=False)
-    return model.inference_layer(changed, model.constraint(part), metric_from=law)
-
-
-def calibrated_numbers(model: ConstrainedModel, case: Case, batch: Batch) -> Numbers:
-    """The two numbers that minimise the score on calibration fields; the second is 1 for a diagonal law."""
-    parts = list(laws(model, batch))
-    functionals = case.blocks
-    assert batch.target is not None
-    n, joint = batch.target.shape[-1], isinstance(parts[0][0].cov, Factored)
-
-    def loss(logs: Tensor) -> Tensor:
-        numbers = logs.exp()
-        total = torch.zeros((), dtype=torch.float64)
-        for law, part in parts:
-            assert part.target is not None
-            forecast = projected(model, law, part, (numbers[0], numbers[1] if joint else 1.0))
-            blocks = scores.crps(forecast, part.target, functionals=functionals)
-            total = total + scores.crps(forecast, part.target).sum() / n
-            total = total + WEIGHT * (blocks * functionals.weight.to(blocks)).sum()
-        return total / len(batch.target)
-
-    return minimised(loss, 2 if joint else 1)
-
-
-def minimised(loss: Callable[[Tensor], Tensor], count: int) -> Numbers:
-    """The numbers exp(x) of the smallest loss(x), from 1 on; one that is not there is 1."""
-    logs = torch.zeros(count, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([logs], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7)
-    unit = float(loss(logs.detach()))
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(logs) / unit
-        value.backward()
-        return value
-
-    optimiser.step(closure)  # type: ignore[arg-type]
-    own, *shared = logs.detach().exp().tolist()
-    return own, shared[0] if shared else 1.0
+        yield Batch(batch.inputs[at], batch.target[at], None, batch.context[at])
 
 
 @torch.no_grad()
-def figures(
-    model: ConstrainedModel, case: Case, test: Batch, seed: int, draws: int, numbers: Numbers = (1.0, 1.0)
-) -> dict[str, Any]:
-    """Return the figures of the projected law with reweighted parts on test fields.
+def shown(model: ConstrainedModel, case: Case, test: Batch) -> dict[str, list[list[float]]]:
+    """Error of the mean and a centred draw for the first test field, with three digits, for a picture."""
+    part = next(parts(test))
+    assert part.target is not None
+    forecast = model.forecast(part)
+    draw = forecast.sample((), torch.Generator().manual_seed(0)) - forecast.mean
+    fields = {"error": (part.target - forecast.mean)[0], "draw": draw[0]}
+    return {
+        name: [[float(f"{x:.3g}") for x in row] for row in field.unflatten(-1, case.shape).tolist()]
+        for name, field in fields.items()
+    }
+
+
+@torch.no_grad()
+def figures(model: ConstrainedModel, case: Case, test: Batch, seed: int, draws: int) -> dict[str, Any]:
+    """Return the figures of a model's forecasts on test fields.
 
     Args:
         model: The model, in float64.
@@ -137,13 +77,12 @@ def figures(
         test: Inputs, exact fields and parameters.
         seed: Of the draws.
         draws: Per field.
-        numbers: The two calibration numbers.
     """
     functionals, generator = case.functionals, torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
-    for law, part in laws(model, test):
+    for part in parts(test):
         assert part.target is not None
-        forecast = projected(model, law, part, numbers)
+        forecast = model.forecast(part)
         sample = forecast.sample((draws,), generator)
         rows = functionals.rows(part.target.shape[-1])
         error = rows.apply(part.target - forecast.mean)

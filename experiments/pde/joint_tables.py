@@ -55,7 +55,7 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         lines: Result lines.
         quick: Whether they are those of a quick run, of which no findings are told.
     """
-    laws = [law for law in dict.fromkeys(line["law"] for line in lines)]
+    laws = list(dict.fromkeys(line["law"] for line in lines))
     problems = list(dict.fromkeys(line["problem"] for line in lines))
     both = [p for p in problems if _pairs(lines, p)]
     values = {

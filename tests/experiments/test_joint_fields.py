@@ -11,10 +11,11 @@ import pytest
 import torch
 from experiments.pde import joint_measures as measures
 from experiments.pde import joint_tables as tables
-from experiments.pde.joint_cases import Case
+from experiments.pde.joint_cases import Case, Data
 from torch import nn
 
 import probhard as ph
+from probhard.calibration import Calibration
 from probhard.laws.covariance import LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch
@@ -41,11 +42,10 @@ def mass(context: torch.Tensor) -> ph.Conservation:
     return ph.Conservation(torch.full((256,), 1 / 256), context)
 
 
-def drawn(model: ph.ConstrainedModel, case: Case, count: int, numbers: tuple[float, float]) -> Batch:
+def drawn(model: ph.ConstrainedModel, count: int, calibration: Calibration) -> Batch:
     """Fields from the projected law with reweighted parts."""
-    batch = Batch(torch.zeros(count, 1), torch.zeros(count, 256), None, torch.zeros(count))
-    law, part = LocationScale(torch.zeros(count, 256), model.backbone(batch.inputs).cov), batch
-    fields = measures.projected(model, law, part, numbers).sample((), torch.Generator().manual_seed(1))
+    batch = Batch(torch.zeros(count, 1), None, None, torch.zeros(count))
+    fields = model.calibrated(calibration).forecast(batch).sample((), torch.Generator().manual_seed(1))
     return Batch(batch.inputs, fields, None, batch.context)
 
 
@@ -56,16 +56,18 @@ def case_of(data: Any = None) -> Case:
 def test_calibration_finds_the_numbers_that_the_fields_were_drawn_with() -> None:
     model = ph.ConstrainedModel(Given(), mass, "probhard-ob")
     case = case_of()
-    batch = drawn(model, case, 200, (0.5, 2.0))
-    own, shared = measures.calibrated_numbers(model, case, batch)
-    assert own == pytest.approx(0.5, rel=0.05)
-    assert shared == pytest.approx(2.0, rel=0.1)
+    batches = [drawn(model, count, Calibration(0.5, 2.0)) for count in (200, 40)]
+    line = measures.measured(model, case, Data(batches[0], batches[0], *batches), 1, 5)
+    assert line["own"] == pytest.approx(0.5, rel=0.05)
+    assert line["shared"] == pytest.approx(2.0, rel=0.1)
+    assert line["covered_90"][2] > line["raw"]["covered_90"][2]
+    assert line["mse"] == line["raw"]["mse"]
 
 
 def test_bands_of_the_true_law_hold_what_they_promise_at_every_scale() -> None:
     model = ph.ConstrainedModel(Given(), mass, "probhard-ob")
     case = case_of()
-    figures = measures.figures(model, case, drawn(model, case, 400, (1.0, 1.0)), 0, 20)
+    figures = measures.figures(model, case, drawn(model, 400, Calibration()), 0, 20)
     assert figures["scales"] == ["cells", *(f"blocks of {k} x {k}" for k in (2, 4, 8)), "total", "integral"]
     assert all(0.85 < value < 0.95 for value in figures["covered_90"][:-2])
     assert figures["covered_90"][-2:] == [None, None]

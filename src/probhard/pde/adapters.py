@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
-from probhard.pde.operators import channel_count, covariance_of, law_channels
+from probhard.pde.heads import Head
 
 
 class OperatorBackbone(nn.Module):
@@ -33,7 +33,7 @@ class OperatorBackbone(nn.Module):
         operator: The module: ``FNO``, ``TFNO``, ``UNO``, ...
         stddev: Standard deviation of every point in target units, for operators with one output channel.
         learned: Train ``stddev``; else it is fixed.
-        rank: Number of columns of the factor that correlates the points, with rank + 1 output channels after the first two.
+        rank: Number of columns of the factor that correlates the points; it takes rank + 1 further output channels.
 
     Raises:
         ParameterError: If ``stddev`` is not positive and finite, or there are both ``stddev`` and a rank.
@@ -51,7 +51,7 @@ class OperatorBackbone(nn.Module):
             raise ParameterError(
                 f"Got stddev={stddev}.", "A point needs a positive spread.", "Pass the typical size of the errors."
             )
-        self.operator, self.stddev, self.rank = operator, stddev, rank
+        self.operator, self.stddev, self.rank, self.law = operator, stddev, rank, Head(rank)
         if stddev is not None:
             self.log_stddev = nn.Parameter(torch.tensor(math.log(stddev)), requires_grad=learned)
         self.register_state_dict_post_hook(_tensors_only)
@@ -86,7 +86,7 @@ class OperatorBackbone(nn.Module):
         sizes = tuple(2 * k for k in modes)
         defaults = {
             "in_channels": channels,
-            "out_channels": channel_count(rank),
+            "out_channels": Head(rank).channels,
             "hidden_channels": width,
             "n_layers": layers,
         }
@@ -105,17 +105,16 @@ class OperatorBackbone(nn.Module):
             ShapeError: If the operator returns another number of channels, or another grid.
         """
         outputs = self.operator(inputs)
-        expected = (len(inputs), channel_count(self.rank) if self.stddev is None else 1, *inputs.shape[2:])
+        expected = (len(inputs), self.law.channels if self.stddev is None else 1, *inputs.shape[2:])
         if outputs.shape != expected:
             raise ShapeError(
                 f"The operator maps {tuple(inputs.shape)} to {tuple(outputs.shape)}.",
                 f"With stddev={self.stddev} and rank={self.rank} its output must be {expected}: "
                 + ("mean, variance and factor." if self.stddev is None else "the mean."),
-                "Build it with out_channels=2, or 3 + rank for a positive rank, or with out_channels=1 and pass stddev.",
+                "Build it with out_channels=2 (3 + rank with a rank), or with out_channels=1 and pass stddev.",
             )
         if self.stddev is None:
-            mean, *spread = law_channels(outputs).flatten(2).split([1, 1, self.rank], 1)
-            return LocationScale(mean.squeeze(1), covariance_of(*spread), validate_args=False)
+            return self.law(self.law.moments(outputs))
         mean = outputs[:, 0].flatten(1)
         variance = (2 * self.log_stddev).exp().expand_as(mean)
         return LocationScale(mean, Diagonal(variance), validate_args=False)

@@ -50,7 +50,7 @@ class Settings:
         patience: Stop after this many epochs without a better validation score; None never stops early.
         modes: Modes of the Fourier layers, per axis; None takes 12, fewer on small grids.
         rank: Columns of the factor that correlates the cells of an event; 0 for independent cells.
-        functionals: Sizes of blocks whose means are scored in training, beside the mean of the event; None scores cells.
+        functionals: Sizes of blocks whose means are scored in training, beside the mean of the event; None for none.
         functional_weight: Their weight in the loss.
         seed: Seed of weights, data order and split.
         split: Shares of the samples for training, validation and test.
