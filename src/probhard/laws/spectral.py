@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ class Spectral(Factored):
     def factor_size(self) -> int:
         return self.power.shape[-1]
 
-    @property
+    @cached_property
     def even_power(self) -> Tensor:
         """The power spectrum that is used, (*batch, n)."""
         return _transforms.even(self.power, self.shape_of_field) if self.boundary == "periodic" else self.power
@@ -107,8 +108,8 @@ class Spectral(Factored):
         return self.even_power * (self.scale.square() * weight).mean(-1, keepdim=True)
 
     def apply(self, x: Tensor) -> Tensor:
-        inner = self.even_power * _transforms.forward(self.scale * x, self.shape_of_field, self.boundary)
-        return self.scale * _transforms.backward(inner, self.shape_of_field, self.boundary) + self.diagonal_part * x
+        filtered = _transforms.filtered(self.scale * x, self.even_power, self.shape_of_field, self.boundary)
+        return torch.addcmul(self.scale * filtered, self.diagonal_part, x)
 
     def functional_variance(self, rows: LinearMap) -> Tensor:
         find = getattr(rows.at(self.diagonal_part), "local", None)  # of a SparseMap

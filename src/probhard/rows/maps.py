@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import CACHES, OnDevice, checking, columns_of, matvec, plain, segment_sum
+from probhard._util.tensors import CACHES, OnDevice, checking, matvec, plain, rows_of, segment_sum
 from probhard.rows._kernels.lanes import LANES, Index, Numbers, load, product, store
 
 COMPRESSED = 10_000  # with at least this many entries times points, compressed rows are faster
@@ -49,7 +49,7 @@ class SparseMap(OnDevice):
 
     def dense(self) -> Tensor:
         """A, (*batch, q, n)."""
-        return columns_of(self.apply, self.variables, self.value)
+        return rows_of(self.transpose, self.row_count, self.value)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, (..., q), for x (..., n): residuals that are small next to it are rounding errors."""

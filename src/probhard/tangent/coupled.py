@@ -148,8 +148,11 @@ class DenseTangent(Tangent):
     def multiplier(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)
 
+    def gains(self, r: Tensor) -> Tensor:
+        return matvec(self.pushed, self.multiplier(r))
+
     def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
-        return z - matvec(self.pushed, self.multiplier(self.core.apply(z) - b))
+        return z - self.gains(self.core.apply(z) - b)
 
     def transpose(self, x: Tensor) -> Tensor:
         y = self._exact(x.to(self.dtype))

@@ -60,14 +60,10 @@ def _images(tangent: Tangent, cov: Covariance) -> tuple[Covariance, Tensor, Tens
     if tangent.system.pins is not None:
         base = base.scaled(tangent.system.free(torch.ones_like(base.diagonal())))
     like = base.diagonal()
-    matrix = core.at(like).dense()  # (*batch, q, n)
-    points = matrix.movedim(-2, 0)  # (q, *batch, n)
-    dims = max(len(base.shape), len(tangent.shape)) - 1
-    dims = max(dims, points.dim() - 2)
-    points = _aligned(points, dims)
-    unit = _aligned(torch.eye(len(points), dtype=dtype, device=like.device), dims)
-    gains = tangent.weight.apply(core.transpose(tangent.multiplier(unit)))  # columns of K, (q, *batch, n)
-    images = base.apply(points)  # columns of C A^T
+    points = core.at(like).dense().movedim(-2, 0)  # (q, *batch of A, n)
+    dims = max(len(base.shape), len(tangent.shape), points.dim() - 1) - 1
+    images = base.apply(_aligned(points, dims))
+    gains = tangent.gains(_aligned(torch.eye(core.row_count, dtype=dtype, device=like.device), dims))
     inner = core.apply(images)  # columns of M, (q, *batch, q)
     result = base, gains, images, inner
     if checking():
