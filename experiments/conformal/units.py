@@ -32,7 +32,7 @@ from probhard.score import Levels
 FIELDS = ("heat", "pme", "stefan", "advection")
 DATASETS = ("labour", "tourism", "tourism_large", "traffic", "wiki")
 TREE = "simulated tree"
-GRID = {"points": 64, "slices": 16}
+POINTS, SLICES = 64, 16  # of fields
 SIZES = (1, 2, 4, 8, 16)  # of blocks
 TRAINING = 100  # units that fit the means, and as many more that fit the covariance
 DEPTH = 4  # of the simulated tree
@@ -82,7 +82,7 @@ def field_case(name: str, count: int, seed: int = 0) -> Case:
         count: Number of units.
         seed: Of the parameters.
     """
-    problem = PROBLEMS[name](dtype=torch.float64, **GRID)
+    problem = PROBLEMS[name](points=POINTS, slices=SLICES, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     unit = torch.rand(2 * TRAINING + count, dtype=torch.float64, generator=generator)
     fields = problem.solution(problem.lower + (problem.upper - problem.lower) * unit)  # (count, nt, nx)

@@ -85,3 +85,18 @@ def test_the_metric_may_be_that_of_another_law():
         assert torch.equal(same.mean, layer(law, one).mean)
         assert (same.mean - layer(wider, one).mean).abs().max() > 1e-3
         assert one.violation(same.sample((20,))).max() < 1e-12
+
+
+@pytest.mark.parametrize("own", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("off", [1e-6, 1e-2, 0.3])
+def test_factors_that_dominate_do_not_stall_on_rounding(off, own):
+    """The gradient is a difference of terms that grow as the own part falls; its rounding is no progress."""
+    sums = torch.tensor([[1.0] * 7, [1.0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1.0, 1, 1, 1]], dtype=torch.float64)
+    S = torch.cat([sums, torch.eye(7, dtype=torch.float64)])
+    z = (20 * rand(100, 7)) @ S.T * (1 + off * randn(100, 10))
+    law = ph.LocationScale(z, ph.LowRank(S @ randn(7, 3), torch.full((10,), own, dtype=torch.float64)))
+    constraint = ph.Hierarchy(S) & ph.NonNegative()
+    found = ph.DPPL(on_failure="flag").project(z, constraint, law)
+    assert found.stats.converged.all()
+    truth = ph.DPPL().project(z, constraint, ph.LocationScale(z, dense(law.cov)))
+    torch.testing.assert_close(found.value, truth.value, rtol=1e-7, atol=1e-6)

@@ -1,5 +1,6 @@
 """Probability laws: location-scale distributions, their covariances and families, and censored marginals."""
 
+from probhard.laws.correlation import shrunk_correlation
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
 from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
@@ -21,5 +22,6 @@ __all__ = [
     "Marginals",
     "as_location_scale",
     "marginals",
+    "shrunk_correlation",
     "student_t",
 ]

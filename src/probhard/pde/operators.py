@@ -7,6 +7,13 @@ A Fourier layer keeps the modes |k| <= K of its input, mixes channels per mode a
 With K far below the size of the grid, the truncated transform F is cheapest as real matrix products, axis by axis. They
 use cosines and sines of every axis, and one fixed matrix of size 2^d that combines their products into exp(-i k x) for
 all signs of k. There are no complex numbers, so the network compiles, and grids of prime size cost nothing extra.
+
+With ``rank`` r the last linear map has r + 1 more channels, a shared spread q and weights g. They correlate the points:
+
+    C = diag(softplus(spread)) + F F^T,      F_xj = sqrt(softplus(q_x) / r) (1 + g_xj) phi_j(x).
+
+The phi_j are the r smoothest cosines of the grid but the constant. From the first step on, the shared noise is smooth and
+has a gradient also under a constraint that removes constants, and both spreads move over orders of magnitude.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, softplus
 
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.covariance import Diagonal
+from probhard.laws.covariance import Covariance, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 
 FLOOR = 1e-12  # added to the variance: in float32 it would reach 0, and an oblique projection could not move
@@ -122,6 +129,7 @@ class VarianceNO(nn.Module):
         layers: Number of Fourier layers.
         padding: Points added on the right of each axis.
         dropout: Rate of dropout after each layer; see ``MCDropout``.
+        rank: Number of columns of the factor that correlates the points; 0 for independent points.
 
     Raises:
         ParameterError: If a number is out of range.
@@ -135,21 +143,27 @@ class VarianceNO(nn.Module):
         layers: int = 4,
         padding: int = 9,
         dropout: float = 0.0,
+        rank: int = 0,
     ) -> None:
         super().__init__()
-        sizes = min((channels, width, layers, *modes), default=0) >= 1 and padding >= 0 and 1 <= len(modes) <= 3
+        sizes = (
+            rank >= 0
+            and min((channels, width, layers, *modes), default=0) >= 1
+            and padding >= 0
+            and 1 <= len(modes) <= 3
+        )
         if not sizes or not 0 <= dropout < 1:
             raise ParameterError(
                 f"Got channels={channels}, modes={tuple(modes)}, width={width}, layers={layers}, padding={padding}, "
-                f"dropout={dropout}.",
+                f"dropout={dropout}, rank={rank}.",
                 "A neural operator needs at least one of each on a grid of one to three axes, and a rate of dropout.",
-                "Pass positive numbers, one entry of modes per axis, and a dropout from 0 to below 1.",
+                "Pass positive numbers, one entry of modes per axis, a dropout from 0 to below 1, and a rank from 0 on.",
             )
-        self.channels, self.modes, self.width, self.padding = channels, tuple(modes), width, padding
+        self.channels, self.modes, self.width, self.padding, self.rank = channels, tuple(modes), width, padding, rank
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2)
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, channel_count(rank))
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -175,11 +189,11 @@ class VarianceNO(nn.Module):
             ShapeError: If inputs do not fit, or the grid is too small for the modes.
         """
         self._check(inputs)
-        mean, variance = (self.network or self.moments)(inputs).flatten(2).unbind(1)
-        return LocationScale(mean, Diagonal(variance), validate_args=False)
+        mean, *spread = (self.network or self.moments)(inputs).flatten(2).split([1, 1, self.rank], 1)
+        return LocationScale(mean.squeeze(1), covariance_of(*spread), validate_args=False)
 
     def moments(self, inputs: Tensor) -> Tensor:
-        """Mean and variance at every point, (batch, 2, *grid), for inputs (batch, channels, *grid)."""
+        """Mean, own variance and factor at every point, (batch, 2 + rank, *grid), for inputs (batch, channels, *grid)."""
         grid = inputs.shape[2:]
         padded = [n + self.padding for n in grid]
         whole = [_basis(n, n, k, inputs) for n, k in zip(padded, self.modes)]
@@ -198,8 +212,7 @@ class VarianceNO(nn.Module):
             v = mixed + _pointwise(cast(nn.Linear, linear), v)
             if index < last:
                 v = self.dropout(gelu(v))
-        mean, spread = _pointwise(self.head, gelu(_pointwise(self.hidden, v))).unbind(1)
-        return torch.stack([mean, softplus(spread) + FLOOR], 1)
+        return law_channels(_pointwise(self.head, gelu(_pointwise(self.hidden, v))))
 
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():
@@ -221,6 +234,47 @@ class VarianceNO(nn.Module):
                 "The modes -K .. K-1 need at least 2 K points.",
                 "Use a finer grid, or build the operator with fewer modes or more padding.",
             )
+
+
+def channel_count(rank: int) -> int:
+    """Number of output channels of a law: mean, own spread and, for a positive rank, shared spread and weights."""
+    return 3 + rank if rank else 2
+
+
+def law_channels(outputs: Tensor) -> Tensor:
+    """Mean, own variance and factor, (batch, 2 + rank, *grid), from outputs (batch, channel_count(rank), *grid)."""
+    mean, spread, *shared = outputs.split([1, 1] if outputs.shape[1] == 2 else [1, 1, 1, outputs.shape[1] - 3], 1)
+    law = [mean, softplus(spread) + FLOOR]
+    if shared:
+        variance, weights = softplus(shared[0]) + FLOOR, shared[1]
+        smooth = _cosines(weights.shape[1], weights)
+        law.append((variance / weights.shape[1]).sqrt() * smooth * (1 + weights))
+    return torch.cat(law, 1)
+
+
+def _cosines(count: int, like: Tensor) -> Tensor:
+    """The smoothest cosines of a grid without the constant, (count, *grid); their mean square is 1 at every point."""
+    grid = like.shape[2:]
+    side = 2 + math.ceil((count + 1) ** (1 / len(grid)))
+    waves = sorted(itertools.product(range(side), repeat=len(grid)), key=lambda k: (sum(x * x for x in k), k))
+    tables = []
+    for n in grid:
+        x = (torch.arange(n, dtype=torch.float64, device=like.device) + 0.5) * (math.pi / n)
+        k = torch.arange(side, dtype=torch.float64, device=like.device)
+        tables.append((x * k[:, None]).cos())  # (side, n)
+    chosen = waves[1 : 1 + count]
+    field = torch.ones((), dtype=torch.float64, device=like.device)
+    for axis, table in enumerate(tables):
+        rows = table[[wave[axis] for wave in chosen]]
+        field = field.unsqueeze(-1) * rows.reshape(count, *[1] * axis, -1)
+    return (field / field.square().mean(0).sqrt()).to(like.dtype)
+
+
+def covariance_of(variance: Tensor, factor: Tensor) -> Covariance:
+    """The covariance of own variances (batch, 1, n) and a factor (batch, rank, n); diagonal if the rank is 0."""
+    if not factor.shape[1]:
+        return Diagonal(variance.squeeze(1))
+    return LowRank(factor.mT, variance.squeeze(1))
 
 
 def _combination(signs: Sequence[Sequence[int]]) -> Tensor:

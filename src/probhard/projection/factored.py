@@ -138,7 +138,8 @@ class FactoredProjector(Projector):
         weight, lead = _detached(self.weight), z.shape[:-1]
         own = weight.diagonal_part
         e = z.new_zeros(*lead, weight.factor_size)
-        size = divide(z.square(), weight.diagonal().expand(z.shape)).sum(-1)  # |z|^2 in standard deviations
+        # |G^T D^-1 z|^2 at most: the gradient is a difference of terms of that size
+        size = divide(z.square() * weight.diagonal(), own.square().expand(z.shape)).sum(-1)
         steps = torch.zeros(lead, dtype=torch.int64, device=z.device)
 
         def at(e: Tensor) -> tuple[Solution, Tensor, Tensor]:

@@ -44,7 +44,7 @@ class DPPL(nn.Module):
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"auto"``, ``"delta"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
+        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
         on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.

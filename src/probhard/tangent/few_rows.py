@@ -61,7 +61,7 @@ def _images(tangent: Tangent, cov: Covariance) -> tuple[Covariance, Tensor, Tens
         base = base.scaled(tangent.system.free(torch.ones_like(base.diagonal())))
     like = base.diagonal()
     points = core.at(like).dense().movedim(-2, 0)  # (q, *batch of A, n)
-    dims = max(len(base.shape), len(tangent.shape), points.dim() - 1) - 1
+    dims = max(len(base.shape) - 1, len(tangent.shape) - 1, points.dim() - 2)
     images = base.apply(_aligned(points, dims))
     gains = tangent.gains(_aligned(torch.eye(core.row_count, dtype=dtype, device=like.device), dims))
     inner = core.apply(images)  # columns of M, (q, *batch, q)
