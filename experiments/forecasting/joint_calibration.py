@@ -56,17 +56,16 @@ class PastWindow:
 
 
 def group_numbers(windows: Sequence[PastWindow]) -> Tensor:
-    """Fit the numbers c, (3,); ones without windows."""
+    """Fit the numbers c, (3,); ones without windows. All windows have the same shape and groups."""
     if not windows:
         return torch.ones(3, dtype=torch.float64)
-    variances = [window.moments.diagonal(dim1=2, dim2=3).movedim(-1, 2) for window in windows]  # (3, 3, H, n)
+    error = torch.stack([window.error for window in windows])  # (K, H, n)
+    moments = torch.stack([window.moments.diagonal(dim1=2, dim2=3) for window in windows]).movedim(-1, -2)
+    relative = _weights(windows)
 
     def loss(numbers: Tensor) -> Tensor:
-        scores = [
-            _normal_crps(window.error, torch.einsum("a,b,abhn->hn", numbers, numbers, variance))
-            for window, variance in zip(windows, variances)
-        ]
-        return _relative(windows, scores)
+        variance = torch.einsum("a,b,wabhn->whn", numbers, numbers, moments)
+        return (_normal_crps(error, variance) * relative).sum()
 
     return best_numbers(loss, 3, limits=LIMITS) ** (len(windows) / (len(windows) + PRIOR))
 
@@ -75,26 +74,21 @@ def step_number(windows: Sequence[PastWindow], numbers: Tensor) -> float:
     """Fit rho; 0 without windows. The moments are those of draws whose steps share their noise (rho = 1)."""
     if not windows:
         return 0.0
-    covariances = [window.covariance(numbers) for window in windows]
+    error = torch.stack([window.error.sum(0) for window in windows])  # (K, n)
+    covariance = torch.stack([window.covariance(numbers) for window in windows])  # (K, H, H, n)
+    relative = _weights(windows)
 
     def loss(rho: float) -> float:
-        scores = []
-        for window, covariance in zip(windows, covariances):
-            weights = step_correlation(len(window.error), rho)
-            variance = torch.einsum("hk,hkn->n", weights, covariance)
-            scores.append(_normal_crps(window.error.sum(0), variance))
-        return float(_relative(windows, scores))
+        variance = torch.einsum("hk,whkn->wn", step_correlation(covariance.shape[1], rho), covariance)
+        return float((_normal_crps(error, variance) * relative).sum())
 
     return min(RHOS, key=loss)
 
 
-def _relative(windows: Sequence[PastWindow], scores: Sequence[Tensor]) -> Tensor:
-    """The sum over groups of scores (..., n) relative to the summed ``|y|``."""
-    total = torch.zeros((), dtype=torch.float64)
-    for group in range(3):
-        pairs = [(score[..., w.masks[group]], w.size[:, w.masks[group]]) for score, w in zip(scores, windows)]
-        total = total + sum(score.sum() for score, _ in pairs) / sum(size.sum() for _, size in pairs)
-    return total
+def _weights(windows: Sequence[PastWindow]) -> Tensor:
+    """One over the summed ``|y|`` of the group of every node, (n,)."""
+    masks = windows[0].masks.double()
+    return (1 / (masks @ sum(window.size.sum(0) for window in windows))) @ masks
 
 
 def _normal_crps(error: Tensor, variance: Tensor) -> Tensor:
