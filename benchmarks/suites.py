@@ -42,6 +42,7 @@ SUITES = {
     "porous-medium": Suite("The porous medium law against its generic form", "porous_medium", ("scipy",)),
     "operators": Suite("Training steps of neural operators", "operators", ("neuraloperator",)),
     "deepvar": Suite("Training steps of DeepVAR on the five hierarchies", "deepvar", ("gluonts", "lightning")),
+    "joint": Suite("Correlated laws", "joint"),
     "scores": Suite("Scores against scoringrules", "scores", ("scoringrules",)),
     "growth": Suite("How cost grows", "growth", reports=True),
     "million": Suite("A million series", "million", reports=True),

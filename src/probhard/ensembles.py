@@ -1,12 +1,13 @@
 """Backbones whose forecast is a mixture: deep ensembles and Monte Carlo dropout.
 
-The equal mixture of M members with means m_i and variances v_i has the moments
+The equal mixture of M members with means m_i and covariances C_i = diag(d_i) + F_i F_i^T has the moments
 
-    mean = 1/M sum(m_i),      variance = 1/M sum(v_i) + 1/M sum((m_i - mean)^2)         (members' own + disagreement).
+    mean = 1/M sum(m_i),      cov = 1/M sum(C_i) + 1/M sum((m_i - mean)(m_i - mean)^T)   (members' own + disagreement)
+         = diag(1/M sum(d_i)) + F F^T,     F = [F_1, ..., F_M, m_1 - mean, ..., m_M - mean] / sqrt(M).
 
-As a backbone, an ensemble returns the normal law with these marginal moments, which every method takes. Draws of that
-law lose the shape of the mixture. To keep it, ``mixture(inputs).project(layer, ...)`` draws from the members and
-projects each draw.
+As a backbone, an ensemble returns the normal law with these moments, which every method takes. Draws of that law lose
+the shape of the mixture. To keep it, ``mixture(inputs).project(layer, ...)`` draws from the members and projects each
+draw.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
-from probhard.laws.covariance import Diagonal
+from probhard.laws.covariance import Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.model import ConstrainedModel
 from probhard.projection.base import Solution
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop entire channels
 DROPOUTS = (nn.Dropout, *FEATURES)
+COLUMNS = 64  # of the factor of a matched law, at most; what further columns would hold joins the diagonal
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,30 @@ class Mixture:
 
     members: tuple[LocationScale, ...]
 
-    def matched(self) -> LocationScale:
-        """The normal law with the mixture's mean and marginal variances, (*batch, n) each, and no correlations."""
+    def matched(self, correlated: bool = True) -> LocationScale:
+        """The normal law with the mixture's moments.
+
+        Args:
+            correlated: Whether to keep covariances, else variances only. They are exact for members that are diagonal,
+                low rank or dense, if the factor has at most ``COLUMNS`` columns; else its leading ones are kept.
+                Other members count with their variances. Variances are always exact.
+
+        Returns:
+            The law over (*batch, n); low rank plus diagonal unless there is one member, or no correlation is kept.
+        """
         means = torch.stack([member.mean for member in self.members])
-        own = torch.stack([member.variance for member in self.members])
-        variance = own.mean(0) + means.var(0, correction=0)
-        return LocationScale(means.mean(0), Diagonal(variance), validate_args=False)
+        mean, count = means.mean(0), len(self.members)
+        if not correlated:
+            own = torch.stack([member.variance for member in self.members])
+            return LocationScale(mean, Diagonal(own.mean(0) + means.var(0, correction=0)), validate_args=False)
+        parts = [_parts(member) for member in self.members]
+        own = torch.stack([own for own, _ in parts]).mean(0)
+        columns = [factor for _, factor in parts if factor is not None]
+        if count > 1:
+            columns.append((means - mean).movedim(0, -1))
+        if not columns:
+            return LocationScale(mean, Diagonal(own), validate_args=False)
+        return LocationScale(mean, _leading(torch.cat(columns, -1) / count**0.5, own), validate_args=False)
 
     def rsample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw from the members in turn, an equal share of each.
@@ -84,6 +104,29 @@ class Mixture:
         """
         with torch.no_grad():
             return layer.project_samples(self.rsample(count, generator), constraint)
+
+
+def _parts(member: LocationScale) -> tuple[Tensor, Tensor | None]:
+    """Diagonal (*batch, n) and factor (*batch, n, columns), or None, of a member's covariance."""
+    mean, cov = member.loc, member.cov
+    unit = torch.as_tensor(member.family.unit_variance, dtype=mean.dtype, device=mean.device)
+    if isinstance(cov, LowRank):
+        own, factor = cov.diagonal_part, cov.factor
+    elif isinstance(cov, Dense):
+        own, factor = torch.zeros_like(mean), cov.scale_tril
+    else:
+        return member.variance.expand_as(mean), None
+    root = unit.sqrt() if unit.dim() == 0 else unit.sqrt().expand_as(mean).unsqueeze(-1)
+    return (unit * own).expand_as(mean), (root * factor).expand(*mean.shape, factor.shape[-1])
+
+
+def _leading(factor: Tensor, own: Tensor) -> LowRank:
+    """``factor factor^T + diag(own)``, whose factor has its leading columns only if there are too many."""
+    if factor.shape[-1] <= COLUMNS:
+        return LowRank(factor, own)
+    _, vectors = torch.linalg.eigh(factor.mT @ factor)  # ascending
+    turned = factor @ vectors
+    return LowRank(turned[..., -COLUMNS:], own + turned[..., :-COLUMNS].square().sum(-1))
 
 
 class MixtureBackbone(nn.Module, ABC):

@@ -24,6 +24,7 @@ CACHES = (
     "_unit_factors",
     "_squares",
     "_splits",
+    "_boxes",
 )  # attributes that belong to one dtype and device
 
 
@@ -91,10 +92,10 @@ def segment_sum(x: Tensor, segment: Tensor, count: int) -> Tensor:
     return x.new_zeros(*x.shape[:-1], count).index_add(-1, segment, x)
 
 
-def columns_of(product: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor:
-    """The matrix (*batch, p, size) of a product; ``like`` (*batch, ...) gives batch dimensions, dtype and device."""
-    identity = torch.eye(size, dtype=like.dtype, device=like.device)
-    return product(identity.reshape(size, *[1] * (like.dim() - 1), size)).movedim(0, -1)
+def rows_of(transposed: Callable[[Tensor], Tensor], count: int, like: Tensor) -> Tensor:
+    """The matrix A (*batch, count, n) of a product ``A^T y``; ``like`` (*batch, ...) gives the batch and the dtype."""
+    identity = torch.eye(count, dtype=like.dtype, device=like.device)
+    return transposed(identity.reshape(count, *[1] * (like.dim() - 1), count)).movedim(0, -2)
 
 
 def matrix(x: Tensor) -> np.ndarray:

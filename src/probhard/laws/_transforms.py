@@ -37,6 +37,16 @@ def backward(y: Tensor, shape: tuple[int, ...], boundary: str) -> Tensor:
     return _each_axis(field, len(shape), _cosine_back if boundary == "reflecting" else _sine_back)
 
 
+def filtered(x: Tensor, power: Tensor, shape: tuple[int, ...], boundary: str) -> Tensor:
+    """``T^T diag(p) T x``, (..., n), for power p (..., n), even in k if periodic."""
+    if boundary != "periodic":
+        return backward(power * forward(x, shape, boundary), shape, boundary)
+    dims = tuple(range(-len(shape), 0))
+    half = power.unflatten(-1, shape)[..., : shape[-1] // 2 + 1]
+    spectrum = torch.fft.rfftn(x.unflatten(-1, shape), dim=dims) * half
+    return torch.fft.irfftn(spectrum, s=shape, dim=dims).flatten(-len(shape))
+
+
 def squared(power: Tensor, shape: tuple[int, ...], boundary: str) -> Tensor:
     """``diag(T^T diag(p) T)``, (..., n), for power p (..., n)."""
     if boundary == "periodic":

@@ -113,6 +113,12 @@ class HierarchyFactors(Factored):
         pairs = self._pairs(at).square() * self._nodes(self._nodes(weight)).index_select(-1, at.pair_node)
         return segment_sum(pairs, at.pair_factor, at.factors)
 
+    @torch.no_grad()
+    def combination(self) -> Tensor:
+        """A combination of all columns of the factor with fixed random weights, (*batch, n)."""
+        weights = torch.rand(self.factor_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return self.factor_apply(weights.to(self.loadings) + 0.5)
+
     def _pairs(self, at: HierarchyPattern) -> Tensor:
         """The entries of ``S B``, (*batch, pairs of node and factor)."""
         triples = self.loadings.index_select(-1, at.triple_load) * at.triple_value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 from probhard._util.tensors import broadcast, check_finite, safe_sqrt
 from probhard.errors import ShapeError, check_choice
 from probhard.laws import _transforms
+from probhard.laws._local_variance import box_variance, kernel
+from probhard.laws.base import LinearMap, in_chunks
 from probhard.laws.factored import Factored
 
 
@@ -86,7 +89,7 @@ class Spectral(Factored):
     def factor_size(self) -> int:
         return self.power.shape[-1]
 
-    @property
+    @cached_property
     def even_power(self) -> Tensor:
         """The power spectrum that is used, (*batch, n)."""
         return _transforms.even(self.power, self.shape_of_field) if self.boundary == "periodic" else self.power
@@ -105,8 +108,22 @@ class Spectral(Factored):
         return self.even_power * (self.scale.square() * weight).mean(-1, keepdim=True)
 
     def apply(self, x: Tensor) -> Tensor:
-        inner = self.even_power * _transforms.forward(self.scale * x, self.shape_of_field, self.boundary)
-        return self.scale * _transforms.backward(inner, self.shape_of_field, self.boundary) + self.diagonal_part * x
+        filtered = _transforms.filtered(self.scale * x, self.even_power, self.shape_of_field, self.boundary)
+        return torch.addcmul(self.scale * filtered, self.diagonal_part, x)
+
+    def functional_variance(self, rows: LinearMap) -> Tensor:
+        find = getattr(rows.at(self.diagonal_part), "local", None)  # of a SparseMap
+        if find is None:
+            return super().functional_variance(rows)
+        parts, power = find(self.shape_of_field), self.even_power
+        covariance = kernel(power, self.shape_of_field, self.boundary)
+        shared = [
+            box_variance(self.scale[..., b.cell] * b.value, covariance, b.shape, b.origin, self.boundary)
+            for b in parts.boxes
+        ]
+        rest = in_chunks(parts.rest_map, self.diagonal(), lambda x: self.factor_transpose(x).square().sum(-1))
+        own = rows.at(self.diagonal_part).squared(self.diagonal_part)
+        return own + parts.collect(shared, rest)
 
     def scaled(self, scale: Tensor) -> Spectral:
         return replace(self, scale=self.scale * scale, diagonal_part=self.diagonal_part * scale.square())

@@ -5,6 +5,7 @@ from probhard.pde.base import Problem, Split
 from probhard.pde.laws import conservation_law, known_values, porous_medium_flux, porous_medium_law
 from probhard.pde.operators import VarianceNO
 from probhard.pde.problems import PROBLEMS, Advection, Burgers, Heat, PorousMedium, Stefan
+from probhard.pde.tracer import Tracer
 
 __all__ = [
     "PROBLEMS",
@@ -16,6 +17,7 @@ __all__ = [
     "Problem",
     "Split",
     "Stefan",
+    "Tracer",
     "VarianceNO",
     "conservation_law",
     "known_values",

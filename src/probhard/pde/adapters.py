@@ -1,9 +1,10 @@
 """Neural operators of other libraries as backbones: (batch, channels, *grid) to a law of the flattened field.
 
-| output channels | law                                                                  |
-|-----------------|----------------------------------------------------------------------|
-| two             | mean and r, with variance softplus(r), as in ``VarianceNO``          |
-| one             | mean, with one standard deviation for all points, learned or fixed   |
+| output channels | law                                                                            |
+|-----------------|--------------------------------------------------------------------------------|
+| two             | mean and r, with variance softplus(r), as in ``VarianceNO``                    |
+| 3 + rank        | the same, shared spread and weights of a factor, as in ``VarianceNO(rank)``    |
+| one             | mean, with one standard deviation for all points, learned or fixed             |
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from probhard.errors import MissingExtraError, ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
-from probhard.pde.operators import FLOOR
+from probhard.pde.heads import Head
 
 
 class OperatorBackbone(nn.Module):
-    """A module that maps (batch, channels, *grid) to (batch, 1 or 2, *grid), such as those of neuraloperator.
+    """A module that maps (batch, channels, *grid) to (batch, 1, 2 or 3 + rank, *grid), as those of neuraloperator.
 
     ``.double()`` also casts complex weights, unlike torch. The spectral layers of neuraloperator still compute in
     single precision. Saved weights hold tensors only, so they load strictly and safely.
@@ -33,18 +33,25 @@ class OperatorBackbone(nn.Module):
         operator: The module: ``FNO``, ``TFNO``, ``UNO``, ...
         stddev: Standard deviation of every point in target units, for operators with one output channel.
         learned: Train ``stddev``; else it is fixed.
+        rank: Number of columns of the factor that correlates the points; it takes rank + 1 further output channels.
 
     Raises:
-        ParameterError: If ``stddev`` is not positive and finite.
+        ParameterError: If ``stddev`` is not positive and finite, or there are both ``stddev`` and a rank.
     """
 
-    def __init__(self, operator: nn.Module, stddev: float | None = None, learned: bool = True) -> None:
+    def __init__(self, operator: nn.Module, stddev: float | None = None, learned: bool = True, rank: int = 0) -> None:
         super().__init__()
+        if rank < 0 or (rank and stddev is not None):
+            raise ParameterError(
+                f"Got rank={rank} and stddev={stddev}.",
+                "A factor needs channels of the operator beside the mean.",
+                "Pass a rank from 0 on, and no stddev with a positive one.",
+            )
         if stddev is not None and not 0 < stddev < math.inf:
             raise ParameterError(
                 f"Got stddev={stddev}.", "A point needs a positive spread.", "Pass the typical size of the errors."
             )
-        self.operator, self.stddev = operator, stddev
+        self.operator, self.stddev, self.rank, self.law = operator, stddev, rank, Head(rank)
         if stddev is not None:
             self.log_stddev = nn.Parameter(torch.tensor(math.log(stddev)), requires_grad=learned)
         self.register_state_dict_post_hook(_tensors_only)
@@ -56,6 +63,7 @@ class OperatorBackbone(nn.Module):
         modes: Sequence[int] = (12, 12),
         width: int = 32,
         layers: int = 4,
+        rank: int = 0,
         **options: Any,
     ) -> Self:
         """The FNO of neuraloperator with the modes +-K of ``VarianceNO``, which that library counts as 2 K.
@@ -65,6 +73,7 @@ class OperatorBackbone(nn.Module):
             modes: K per axis of the grid.
             width: Number of channels inside.
             layers: Number of Fourier layers.
+            rank: As for the class.
             **options: Options of ``neuralop.models.FNO``, such as ``domain_padding``.
 
         Raises:
@@ -75,8 +84,13 @@ class OperatorBackbone(nn.Module):
         except ImportError as error:
             raise MissingExtraError("neuraloperator", "operators", "OperatorBackbone.fourier") from error
         sizes = tuple(2 * k for k in modes)
-        defaults = {"in_channels": channels, "out_channels": 2, "hidden_channels": width, "n_layers": layers}
-        return cls(library.FNO(n_modes=sizes, **{**defaults, **options}))
+        defaults = {
+            "in_channels": channels,
+            "out_channels": Head(rank).channels,
+            "hidden_channels": width,
+            "n_layers": layers,
+        }
+        return cls(library.FNO(n_modes=sizes, **{**defaults, **options}), rank=rank)
 
     def forward(self, inputs: Tensor) -> LocationScale:
         """Predict the law of flattened fields.
@@ -88,22 +102,21 @@ class OperatorBackbone(nn.Module):
             The law, batch (batch,), over all grid points.
 
         Raises:
-            ShapeError: If the operator returns another shape than (batch, 1 or 2, *grid).
+            ShapeError: If the operator returns another number of channels, or another grid.
         """
         outputs = self.operator(inputs)
-        expected = (len(inputs), 2 if self.stddev is None else 1, *inputs.shape[2:])
+        expected = (len(inputs), self.law.channels if self.stddev is None else 1, *inputs.shape[2:])
         if outputs.shape != expected:
             raise ShapeError(
                 f"The operator maps {tuple(inputs.shape)} to {tuple(outputs.shape)}.",
-                f"With stddev={self.stddev} its output must be {expected}: "
-                + ("mean and variance." if self.stddev is None else "the mean."),
-                "Build it with out_channels=2, or with out_channels=1 and pass stddev.",
+                f"With stddev={self.stddev} and rank={self.rank} its output must be {expected}: "
+                + ("mean, variance and factor." if self.stddev is None else "the mean."),
+                "Build it with out_channels=2 (3 + rank with a rank), or with out_channels=1 and pass stddev.",
             )
-        outputs = outputs.flatten(2)
-        mean = outputs[:, 0]
-        variance = (
-            softplus(outputs[:, 1]) + FLOOR if self.stddev is None else (2 * self.log_stddev).exp().expand_as(mean)
-        )
+        if self.stddev is None:
+            return self.law(self.law.moments(outputs))
+        mean = outputs[:, 0].flatten(1)
+        variance = (2 * self.log_stddev).exp().expand_as(mean)
         return LocationScale(mean, Diagonal(variance), validate_args=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

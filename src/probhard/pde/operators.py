@@ -7,6 +7,8 @@ A Fourier layer keeps the modes |k| <= K of its input, mixes channels per mode a
 With K far below the size of the grid, the truncated transform F is cheapest as real matrix products, axis by axis. They
 use cosines and sines of every axis, and one fixed matrix of size 2^d that combines their products into exp(-i k x) for
 all signs of k. There are no complex numbers, so the network compiles, and grids of prime size cost nothing extra.
+
+With a rank or a spectrum, points are correlated; ``heads`` says how channels become a law.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, pad, softplus
+from torch.nn.functional import gelu, pad
 
 from probhard.errors import ParameterError, ShapeError
-from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
+from probhard.pde.heads import FLOOR, Head
 
-FLOOR = 1e-12  # added to the variance: in float32 it would reach 0, and an oblique projection could not move
+__all__ = ["FLOOR", "HEAD", "FourierLayer", "VarianceNO"]
+
 HEAD = 128  # width of the hidden layer between channels and outputs
 
 
@@ -122,9 +125,12 @@ class VarianceNO(nn.Module):
         layers: Number of Fourier layers.
         padding: Points added on the right of each axis.
         dropout: Rate of dropout after each layer; see ``MCDropout``.
+        rank: Number of columns of the factor that correlates the points; 0 for independent points.
+        covariance: ``"spectral"`` for points that are correlated by a learned power spectrum; None for the rank.
+        boundary: Of the spectrum: ``"reflecting"``, ``"periodic"`` or ``"zero"``.
 
     Raises:
-        ParameterError: If a number is out of range.
+        ParameterError: If a number is out of range, or a name is not known.
     """
 
     def __init__(
@@ -135,6 +141,9 @@ class VarianceNO(nn.Module):
         layers: int = 4,
         padding: int = 9,
         dropout: float = 0.0,
+        rank: int = 0,
+        covariance: str | None = None,
+        boundary: str = "reflecting",
     ) -> None:
         super().__init__()
         sizes = min((channels, width, layers, *modes), default=0) >= 1 and padding >= 0 and 1 <= len(modes) <= 3
@@ -146,10 +155,11 @@ class VarianceNO(nn.Module):
                 "Pass positive numbers, one entry of modes per axis, and a dropout from 0 to below 1.",
             )
         self.channels, self.modes, self.width, self.padding = channels, tuple(modes), width, padding
+        self.law = Head(rank, covariance, boundary, len(modes))
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 2)
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, self.law.channels)
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -175,11 +185,10 @@ class VarianceNO(nn.Module):
             ShapeError: If inputs do not fit, or the grid is too small for the modes.
         """
         self._check(inputs)
-        mean, variance = (self.network or self.moments)(inputs).flatten(2).unbind(1)
-        return LocationScale(mean, Diagonal(variance), validate_args=False)
+        return self.law((self.network or self.moments)(inputs))
 
     def moments(self, inputs: Tensor) -> Tensor:
-        """Mean and variance at every point, (batch, 2, *grid), for inputs (batch, channels, *grid)."""
+        """Mean, own variance and shared part at every point, (batch, parts, *grid), for inputs of ``forward``."""
         grid = inputs.shape[2:]
         padded = [n + self.padding for n in grid]
         whole = [_basis(n, n, k, inputs) for n, k in zip(padded, self.modes)]
@@ -198,8 +207,7 @@ class VarianceNO(nn.Module):
             v = mixed + _pointwise(cast(nn.Linear, linear), v)
             if index < last:
                 v = self.dropout(gelu(v))
-        mean, spread = _pointwise(self.head, gelu(_pointwise(self.hidden, v))).unbind(1)
-        return torch.stack([mean, softplus(spread) + FLOOR], 1)
+        return self.law.moments(_pointwise(self.head, gelu(_pointwise(self.hidden, v))))
 
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():

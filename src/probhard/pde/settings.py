@@ -1,4 +1,4 @@
-"""Settings of ``probhard train``: method, score, schedule, network size and split of the samples."""
+"""Settings of ``probhard train``: method, score, schedule, network size, joint law and split of the samples."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from probhard.errors import ParameterError
+from probhard.io.fields import Cells
 from probhard.io.settings import Reader, at_least, closest_name, listed, number, setting, switch, whole, within, word
 from probhard.io.spec import KEYS
 from probhard.method import METHODS, Method
+from probhard.score import BlockMeans, Directions, Functionals
 
 MODES = 12  # per axis, fewer on grids that cannot resolve them
 PADDING = 9  # points on the right of each axis, for fields that are not periodic
 
 READERS: dict[str, Reader] = {
     **dict.fromkeys(("epochs", "batch_size", "patience", "width", "layers"), at_least(1)),
-    **dict.fromkeys(("seed", "warm_up"), at_least(0)),
+    **dict.fromkeys(("seed", "warm_up", "rank"), at_least(0)),
     **dict.fromkeys(("method", "score"), (word, "a name")),
     "lr": (within(0, math.inf, inside=False), "a positive number"),
+    "functionals": (listed(whole), "block sizes: whole numbers"),
+    "functional_weight": (within(0, math.inf), "a number from 0 on"),
     "modes": (listed(whole), "a whole number, or one per axis of the grid"),
     "split": (listed(number), "three numbers, for training, validation and test"),
     "normalise": (switch, "true or false"),
@@ -44,6 +49,9 @@ class Settings:
         warm_up: Number of first epochs, trained without the constraint.
         patience: Stop after this many epochs without a better validation score; None never stops early.
         modes: Modes of the Fourier layers, per axis; None takes 12, fewer on small grids.
+        rank: Columns of the factor that correlates the cells of an event; 0 for independent cells.
+        functionals: Sizes of blocks whose means are scored in training, beside the mean of the event; None for none.
+        functional_weight: Their weight in the loss.
         seed: Seed of weights, data order and split.
         split: Shares of the samples for training, validation and test.
         normalise: Standardise inputs and solutions.
@@ -59,6 +67,9 @@ class Settings:
     width: int = 32
     layers: int = 4
     modes: list[int] | None = None
+    rank: int = 0
+    functionals: list[int] | None = None
+    functional_weight: float = 0.3
     seed: int = 0
     split: list[float] | None = None
     normalise: bool = True
@@ -102,8 +113,25 @@ class Settings:
                 "Predictions come with a certificate for every draw.",
                 closest_name(self.method, PROJECTED),
             )
+        if min(self.functionals or [1]) < 1:
+            raise ParameterError(
+                f"functionals={self.functionals}.", "A block has at least one cell.", "Write sizes such as [2, 4, 8]."
+            )
         method = METHODS[self.method]
         return method if self.score is None else method.replace(score=self.score)
+
+    def scored(self, cells: Cells) -> Method:
+        """The method of ``step`` with the functionals that it scores on these cells."""
+        if self.functionals is None:
+            return self.step()
+        family: Functionals = BlockMeans(cells.shape, (*self.functionals, "total"))
+        if cells.inside is not None:  # means over the cells of the domain in each block that has any
+            matrix = family.matrix[:, cells.inside]
+            count = matrix.sum(1)
+            there = count > 0
+            names = [name for name, kept in zip(family.labels, there) if kept]
+            family = Directions(sp.diags_array(1 / count[there]) @ matrix[there], names)
+        return self.step().replace(functionals=family, functional_weight=self.functional_weight)
 
     def resolved(self, grid: tuple[int, ...]) -> Settings:
         """A copy with modes for every axis of a grid (sizes); raises ParameterError if their number does not fit."""

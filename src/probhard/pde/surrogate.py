@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from probhard import score as scores
 from probhard.errors import ProbhardError
-from probhard.laws.covariance import Diagonal
+from probhard.laws.covariance import Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.operators import VarianceNO
@@ -70,8 +70,14 @@ class Normalised(nn.Module):
         shape = (-1, *[1] * (inputs.dim() - 2))
         unit = (inputs - self.center.view(shape)) / self.spread.view(shape)
         law = self.operator(unit.nan_to_num(0.0).float())
-        mean, variance = (part.double()[:, self.index].flatten(0, 1) for part in (law.mean, law.variance))
-        return LocationScale(mean, Diagonal(variance + FLOOR), validate_args=False).affine(self.scale, self.shift)
+        mean = self._events(law.mean)
+        own = self._events(law.cov.diagonal_part if isinstance(law.cov, LowRank) else law.variance) + FLOOR
+        cov = LowRank(self._events(law.cov.factor), own) if isinstance(law.cov, LowRank) else Diagonal(own)
+        return LocationScale(mean, cov, validate_args=False).affine(self.scale, self.shift)
+
+    def _events(self, x: Tensor) -> Tensor:
+        """The cells of every event, (batch * slices, n, ...), of values (batch, points, ...), in float64."""
+        return x.double()[:, self.index].flatten(0, 1)
 
 
 def _or_one(spread: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ class Surrogate(ConstrainedModel):
         backbone = _backbone(settings, samples)
         if settings.normalise:
             backbone.standardise(samples.batch(training))
-        return cls(backbone, samples.constraint, settings.step())
+        return cls(backbone, samples.constraint, settings.scored(samples.cells))
 
     @classmethod
     def read(cls, path: Any, settings: Settings, samples: Samples) -> ConstrainedModel:
@@ -122,7 +128,9 @@ def _backbone(settings: Settings, samples: Samples) -> Normalised:
     assert settings.modes is not None
     torch.manual_seed(settings.seed)
     channels = samples.inputs.shape[1]
-    operator = VarianceNO(channels, settings.modes, settings.width, settings.layers, PADDING).float()
+    operator = VarianceNO(
+        channels, settings.modes, settings.width, settings.layers, PADDING, rank=settings.rank
+    ).float()
     return Normalised(operator, channels, torch.from_numpy(samples.cells.index))
 
 

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast, checking, columns_of, divide, segment_sum
+from probhard._util.tensors import broadcast, checking, divide, rows_of, segment_sum
 from probhard.rows._kernels.moments import FixedMoments, ObliqueMoments
 from probhard.rows.base import Factor, Structure
 from probhard.rows.maps import SparseMap
@@ -117,7 +117,7 @@ class DisjointRows(Structure):
         return self.join(self.split_coefficient() * self.spread(y))
 
     def dense(self) -> Tensor:
-        return columns_of(self.apply, self.variables, self.coefficient)
+        return rows_of(self.transpose, self.row_count, self.coefficient)
 
     def magnitude(self, x: Tensor) -> Tensor:
         absolute = self.__dict__.get("_sizes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from probhard._util import jit
-from probhard._util.tensors import CACHES, OnDevice, checking, columns_of, matvec, plain, segment_sum
+from probhard._util.tensors import CACHES, OnDevice, checking, matvec, plain, rows_of, segment_sum
 from probhard.rows._kernels.lanes import LANES, Index, Numbers, load, product, store
 
 COMPRESSED = 10_000  # with at least this many entries times points, compressed rows are faster
@@ -49,7 +49,7 @@ class SparseMap(OnDevice):
 
     def dense(self) -> Tensor:
         """A, (*batch, q, n)."""
-        return columns_of(self.apply, self.variables, self.value)
+        return rows_of(self.transpose, self.row_count, self.value)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """``|A| |x|``, (..., q), for x (..., n): residuals that are small next to it are rounding errors."""
@@ -58,6 +58,12 @@ class SparseMap(OnDevice):
     def squared(self, x: Tensor) -> Tensor:
         """``(A * A) x``, (..., q), for x (..., n): the product with the squared entries."""
         return self._with("_squares", torch.square).apply(x)
+
+    def local(self, shape: tuple[int, ...]) -> Any:
+        """Rows as functionals of fields on a grid, by the boxes of points that they touch: ``LocalFunctionals``."""
+        from probhard.rows.boxes import LocalFunctionals  # it imports this module
+
+        return LocalFunctionals.of(self, shape)
 
     def _with(self, name: str, function: Callable[[Tensor], Tensor]) -> SparseMap:
         """The map with a function of its entries, cached under a name if A is constant."""
@@ -157,3 +163,14 @@ def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers
         images[:] = 0
         product(row, column, value, points, images)
         store(images, first, out)
+
+
+def arrays_of(matrix: sp.csr_array) -> dict[str, np.ndarray]:
+    """A sparse matrix as plain arrays."""
+    return {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": np.array(matrix.shape)}
+
+
+def matrix_of(arrays: Mapping[str, np.ndarray]) -> sp.csr_array:
+    """The inverse of ``arrays_of``."""
+    data, indices, indptr, shape = (arrays[name] for name in ("data", "indices", "indptr", "shape"))
+    return sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))

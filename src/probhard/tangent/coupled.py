@@ -19,7 +19,7 @@ from probhard.laws.covariance import Covariance, Diagonal, Factored, LowRank
 from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
-from probhard.tangent.few_rows import factor_variance, few_rows_variance
+from probhard.tangent.few_rows import FEW_ROWS, ROUNDING, factor_variance, few_rows_variance
 from probhard.tangent.functionals import own_variance, same_values
 from probhard.tangent.linear import DiagonalTangent, Tangent
 
@@ -148,8 +148,11 @@ class DenseTangent(Tangent):
     def multiplier(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)
 
+    def gains(self, r: Tensor) -> Tensor:
+        return matvec(self.pushed, self.multiplier(r))
+
     def _nearest(self, z: Tensor, b: Tensor) -> Tensor:
-        return z - matvec(self.pushed, self.multiplier(self.core.apply(z) - b))
+        return z - self.gains(self.core.apply(z) - b)
 
     def transpose(self, x: Tensor) -> Tensor:
         y = self._exact(x.to(self.dtype))
@@ -160,9 +163,25 @@ class DenseTangent(Tangent):
         regular = (self.info == 0).unsqueeze(-1)
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
+    def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
+        if self.system.held is None and self.core.row_count <= FEW_ROWS and checking() and same_values(cov, self.given):
+            return self._conditional(rows).to(cov.dtype)
+        return super().functional_variance(rows, cov)
+
     def _variance(self, cov: Covariance | None) -> Tensor:
-        cov = (self.given if cov is None else cov).to(self.dtype)
-        return few_rows_variance(self, cov) if isinstance(cov, Factored) else self._root_variance(cov)
+        if cov is None and self.system.held is None and isinstance(self.given, Factored):
+            return self._conditional()
+        cov = self.given if cov is None else cov
+        return few_rows_variance(self, cov) if isinstance(cov, Factored) else self._root_variance(cov.to(self.dtype))
+
+    def _conditional(self, rows: LinearMap | None = None) -> Tensor:
+        """``diag(F (W - W A^T M^-1 A W) F^T)``, the oblique case, (*batch, k); (*batch, n) without F."""
+        images, total = self.pushed.mT, self.weight.diagonal()  # A W, (*batch, q, n)
+        if rows is not None:
+            images, total = rows.at(total).apply(images), self.weight.functional_variance(rows)
+        removed = torch.linalg.solve_triangular(self.lower, images, upper=False).square().sum(-2)
+        variance, floor = total - removed, ROUNDING[total.dtype] * (total + removed).detach()
+        return torch.where(variance > floor, variance, 0.0)
 
 
 def _mask(system: LinearSystem, weight: Covariance) -> Tensor:

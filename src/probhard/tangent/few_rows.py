@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.laws.base import CHUNK, LinearMap
 from probhard.laws.covariance import Covariance, Factored
 
@@ -33,29 +34,41 @@ def few_rows_variance(tangent: Tangent, cov: Covariance, rows: LinearMap | None 
         cov: C.
         rows: F, (k, n); None for the identity.
     """
-    core, dtype = tangent.core, tangent.dtype
-    base = cov if cov.dtype == dtype else cov.to(dtype)
-    if tangent.system.pins is not None:
-        base = base.scaled(tangent.system.free(torch.ones_like(base.diagonal())))
-    like = base.diagonal()
-    matrix = core.at(like).dense()  # (*batch, q, n)
-    points = matrix.movedim(-2, 0)  # (q, *batch, n)
-    dims = max(len(base.shape), len(tangent.shape)) - 1
-    dims = max(dims, points.dim() - 2)
-    points = _aligned(points, dims)
-    unit = _aligned(torch.eye(len(points), dtype=dtype, device=like.device), dims)
-    gains = tangent.weight.apply(core.transpose(tangent.multiplier(unit)))  # columns of K, (q, *batch, n)
-    images = base.apply(points)  # columns of C A^T
-    inner = core.apply(images)  # columns of M, (q, *batch, q)
-    total = like
+    dtype = tangent.dtype
+    base, gains, images, inner = _images(tangent, cov)
+    total = base.diagonal()
     if rows is not None:
-        f = rows.at(like)
+        f = rows.at(total)
         gains, images, total = f.apply(gains), f.apply(images), base.functional_variance(f)
     mixed = torch.einsum("a...k,a...b->b...k", gains, inner)
     terms = (2 * images - mixed) * gains
     variance = total - terms.sum(0)
     floor = ROUNDING[dtype] * (total + terms.abs().sum(0)).detach()
     return torch.where(variance > floor, variance, 0.0).to(cov.dtype)
+
+
+def _images(tangent: Tangent, cov: Covariance) -> tuple[Covariance, Tensor, Tensor, Tensor]:
+    """C in the working precision, and the columns of K and ``C A^T`` (q, *batch, n) and of M (q, *batch, q).
+
+    They are kept for the next call with the same C: variances of variables and of functionals need both.
+    """
+    known = tangent.__dict__.get("_row_images")
+    if known is not None and known[0] is cov:
+        return known[1]
+    core, dtype = tangent.core, tangent.dtype
+    base = cov if cov.dtype == dtype else cov.to(dtype)
+    if tangent.system.pins is not None:
+        base = base.scaled(tangent.system.free(torch.ones_like(base.diagonal())))
+    like = base.diagonal()
+    points = core.at(like).dense().movedim(-2, 0)  # (q, *batch of A, n)
+    dims = max(len(base.shape) - 1, len(tangent.shape) - 1, points.dim() - 2)
+    images = base.apply(_aligned(points, dims))
+    gains = tangent.gains(_aligned(torch.eye(core.row_count, dtype=dtype, device=like.device), dims))
+    inner = core.apply(images)  # columns of M, (q, *batch, q)
+    result = base, gains, images, inner
+    if checking():
+        tangent.__dict__["_row_images"] = cov, result
+    return result
 
 
 def _aligned(x: Tensor, dims: int) -> Tensor:

@@ -9,7 +9,8 @@ The first term is the structure's. If d > 0, a functional that the rows fix is o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -50,8 +51,16 @@ def own_variance(factor: Factor, rows: LinearMap, s: Tensor) -> Tensor | None:
 
 
 def same_values(first: Covariance, second: Covariance) -> bool:
-    """Whether two low-rank covariances have the same entries."""
-    if not (isinstance(first, LowRank) and isinstance(second, LowRank)):
+    """Whether two covariances have the same structure and entries."""
+    if first is second:
+        return True
+    if type(first) is not type(second):
         return False
-    pairs = ((first.factor, second.factor), (first.diagonal_part, second.diagonal_part))
-    return all(a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
+    pairs = [(getattr(first, field.name), getattr(second, field.name)) for field in fields(first)]
+    return all(_same(a, b) for a, b in pairs)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+    return bool(a == b)

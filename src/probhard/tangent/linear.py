@@ -11,7 +11,6 @@ the structure's own factor solves the rest. Weights that couple variables are in
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -55,17 +54,12 @@ def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
 
 def coherent(system: LinearSystem, cov: Covariance) -> bool:
     """Whether the shared noise of a covariance obeys the rows, ``A G = 0``: then no projection changes it."""
-    if not isinstance(cov, HierarchyFactors) or cov.scale is not None or system.pins is not None or not checking():
+    if not isinstance(cov, HierarchyFactors) or not checking() or system.core is None:
         return False
-    if system.core is None or system.held is not None:
-        return False
-    loadings = cov.loadings.detach()
-    noise = torch.rand(cov.factor_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    image = cov.pattern.at(loadings)
-    point = replace(cov, pattern=image, loadings=loadings).factor_apply(noise.to(loadings) + 0.5)
-    core = system.core.at(point)
-    rounding = 64 * torch.finfo(point.dtype).eps
-    return bool((core.apply(point).abs() <= rounding * core.magnitude(point)).all())
+    point = cov.combination()
+    core, rounding = system.core.at(point), 64 * torch.finfo(point.dtype).eps
+    free = system.pins is None and system.held is None
+    return free and bool((core.apply(point).abs() <= rounding * core.magnitude(point)).all())
 
 
 class Tangent(Differential):
@@ -153,6 +147,10 @@ class Tangent(Differential):
             cov: Covariance C of the points. None means C = W, the oblique case, which has shorter formulas.
         """
         return self._exact(self._variance(cov)).to(self.given.dtype if cov is None else cov.dtype)
+
+    def gains(self, r: Tensor) -> Tensor:
+        """``K r = W A^T (A W A^T)^-1 r``, (*samples, *batch, n), for r (*samples, *batch, q)."""
+        return self.weight.apply(self.core.transpose(self.multiplier(r)))
 
     def functional_variance(self, rows: LinearMap, cov: Covariance) -> Tensor:
         if self.core.row_count > min(FEW_ROWS, rows.row_count):

@@ -1,0 +1,248 @@
+"""Result lines of joint laws as a page: what is missed first, then the tables, beside the paper's rebuttal.
+
+The computation is that of means over seeds, and of differences that are paired by seed and field. The prose is in
+``pages/joint-fields.md``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import templates
+from experiments.pde.joint_figures import picture
+from experiments.templates import Figure, MissingFigureError
+
+Line = Mapping[str, Any]
+
+PAGE = Path(__file__).parent / "pages" / "joint-fields.md"
+PICTURE = "joint-fields.png"
+DIAGONAL, JOINT = "diagonal", "joint"
+FIXED = ("total", "integral")  # scales that the constraint fixes, or all but
+LOW, HIGH = 0.85, 0.95  # coverage that is asked for
+WORSE, DEARER = 1.02, 1.25  # largest ratios of CRPS and of the training step
+REBUTTAL = {  # problem: MSE and energy score with a diagonal Q, and with one of rank 100
+    "heat": ("5.15e-7", ".0063", "4.6e-6", ".0180"),
+    "pme": ("5.35e-5", ".156", "1e-4", ".212"),
+    "advection": (".0020", ".870", ".0007", ".537"),
+    "stefan": (".0030", ".563", ".0019", ".457"),
+}
+
+
+def write(folder: Path, lines: Sequence[Line], quick: bool = False) -> list[Path]:
+    """Write the page and its picture.
+
+    Args:
+        folder: Where to write.
+        lines: Result lines.
+        quick: Whether they are those of a quick run.
+
+    Returns:
+        The files that were written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "joint-fields.md"
+    page.write_text(render(lines, quick))
+    return [page, picture(folder / PICTURE, lines)]
+
+
+def render(lines: Sequence[Line], quick: bool = False) -> str:
+    """Return the page.
+
+    Args:
+        lines: Result lines.
+        quick: Whether they are those of a quick run, of which no findings are told.
+    """
+    laws = list(dict.fromkeys(line["law"] for line in lines))
+    problems = list(dict.fromkeys(line["problem"] for line in lines))
+    both = [p for p in problems if _pairs(lines, p)]
+    values = {
+        "count": len(lines),
+        "hours": f"{sum(line['seconds'] for line in lines) / 3600:.1f}",
+        "command": "probhard bench joint-fields --quick" if quick else "probhard bench joint-fields",
+        "seeds": ", ".join(f"{problem}: {_seeds(lines, problem)}" for problem in problems),
+        "picture": f"![Coverage by scale, and a draw of each law]({PICTURE})",
+        "goals": Figure(lambda _: _goals(lines, [] if quick else both)),
+        "coverage": _coverage(lines, problems, laws),
+        "scores": _scores(lines, problems, laws),
+        "crps": _by_scale(lines, problems, laws),
+        "rebuttal": _rebuttal(lines, laws),
+        "steps": Figure(lambda _: _steps(lines)),
+    }
+    return templates.fill(PAGE, values)
+
+
+def _of(lines: Sequence[Line], problem: str, law: str) -> list[Line]:
+    return [line for line in lines if (line["problem"], line["law"]) == (problem, law)]
+
+
+def _seeds(lines: Sequence[Line], problem: str) -> str:
+    """Seeds of each law of a problem."""
+    of_law = {law: sorted(line["seed"] for line in _of(lines, problem, law)) for law in (DIAGONAL, JOINT)}
+    texts = {law: " ".join(map(str, seeds)) or "none" for law, seeds in of_law.items()}
+    return (
+        texts[JOINT] if texts[JOINT] == texts[DIAGONAL] else ", ".join(f"{law} {text}" for law, text in texts.items())
+    )
+
+
+def _pairs(lines: Sequence[Line], problem: str, law: str = JOINT) -> list[tuple[Line, Line]]:
+    """Lines of the diagonal law and of another with the same seed."""
+    others = {line["seed"]: line for line in _of(lines, problem, law)}
+    return [(line, others[line["seed"]]) for line in _of(lines, problem, DIAGONAL) if line["seed"] in others]
+
+
+def _mean(lines: Sequence[Line], *path: str | int) -> float | None:
+    """The mean over lines of a figure at a path of names and positions; None if a line does not have it."""
+    numbers = []
+    for line in lines:
+        value: Any = line
+        for name in path:
+            value = value[name]
+        if value is None:
+            return None
+        numbers.append(float(value))
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _scales(lines: Sequence[Line]) -> list[str]:
+    return list(lines[0]["scales"])
+
+
+def _goals(lines: Sequence[Line], problems: Sequence[str]) -> str:
+    """Every goal, whether it is met, and where not."""
+    if not problems:
+        raise MissingFigureError("goals")
+    outside = []
+    for problem in problems:
+        of_law = _of(lines, problem, JOINT)
+        for index, scale in enumerate(_scales(of_law)):
+            value = _mean(of_law, "covered_90", index)
+            if value is not None and not LOW <= value <= HIGH:
+                outside.append(f"{problem}, {scale}: {100 * value:.0f} %")
+    energy = []
+    for problem in problems:
+        low, mean, high = _paired(lines, problem)
+        if not mean < 0:
+            energy.append(f"{problem}: {mean:+.2g} [{low:+.2g}, {high:+.2g}]")
+    ratios = {p: _ratio(lines, p, "crps") for p in problems}
+    crps = statistics.fmean(ratios.values())
+    rows = [
+        ["calibrated coverage within 85 to 95 % at every scale", _verdict(outside)],
+        ["energy score below that of the diagonal law", _verdict(energy)],
+        ["marginal CRPS at most 2 % worse in the mean over problems", f"{'met' if crps <= WORSE else 'missed'}: "
+         + f"{100 * (crps - 1):+.1f} % (" + ", ".join(f"{p} {100 * (r - 1):+.1f} %" for p, r in ratios.items()) + ")"],
+    ]  # fmt: skip
+    steps = _step_ratios(lines)
+    if steps:
+        worst = max(steps.values())
+        text = ", ".join(f"{problem} {ratio:.2f}" for problem, ratio in steps.items())
+        rows.append(
+            ["training step at most 1.25 times the diagonal one", f"{'met' if worst <= DEARER else 'missed'}: {text}"]
+        )
+    rows.sort(key=lambda row: row[1].startswith("met"))
+    return templates.table(["goal", "result"], rows)
+
+
+def _verdict(misses: Sequence[str]) -> str:
+    return f"missed: {'; '.join(misses)}" if misses else "met"
+
+
+def _paired(lines: Sequence[Line], problem: str) -> tuple[float, float, float]:
+    """Mean difference of the energy scores of fields, joint less diagonal, between 95 % limits of its normal law."""
+    differences = [
+        after - before
+        for diagonal, joint in _pairs(lines, problem)
+        for before, after in zip(diagonal["energy_fields"], joint["energy_fields"])
+    ]
+    mean = statistics.fmean(differences)
+    half = 1.96 * statistics.stdev(differences) / len(differences) ** 0.5
+    return mean - half, mean, mean + half
+
+
+def _ratio(lines: Sequence[Line], problem: str, name: str) -> float:
+    pairs = _pairs(lines, problem)
+    return sum(joint[name] for _, joint in pairs) / sum(diagonal[name] for diagonal, _ in pairs)
+
+
+def _coverage(lines: Sequence[Line], problems: Sequence[str], laws: Sequence[str]) -> str:
+    """Coverage in % by scale, calibrated and raw."""
+    scales = _scales(lines)
+    rows = []
+    for problem in problems:
+        for law in laws:
+            of_law = _of(lines, problem, law)
+            if of_law:
+                for kind, path in (("calibrated", ()), ("raw", ("raw",))):
+                    cells = [_share(_mean(of_law, *path, "covered_90", index)) for index in range(len(scales))]
+                    rows.append([problem, law, kind, *cells])
+    return templates.table(["problem", "law", "", *scales], rows)
+
+
+def _scores(lines: Sequence[Line], problems: Sequence[str], laws: Sequence[str]) -> str:
+    """Energy score, CRPS and MSE, with the calibration numbers and the correlations of neighbours."""
+    rows = []
+    for problem in problems:
+        for law in laws:
+            of_law = _of(lines, problem, law)
+            if not of_law:
+                continue
+            difference = ""
+            if law == JOINT and _pairs(lines, problem):
+                low, mean, high = _paired(lines, problem)
+                difference = f"{mean:+.2g} [{low:+.2g}, {high:+.2g}]"
+            figures = [_number(_mean(of_law, name)) for name in ("energy", "crps", "mse")]
+            lags = [_number(_mean(of_law, name)) for name in ("lag_errors", "lag_draws", "own", "shared")]
+            rows.append([problem, law, figures[0], difference, *figures[1:], *lags])
+    head = ["problem", "law", "energy score", "less the diagonal law's, by field", "CRPS", "MSE"]
+    return templates.table([*head, "lag 1, errors", "lag 1, draws", "own", "shared"], rows)
+
+
+def _by_scale(lines: Sequence[Line], problems: Sequence[str], laws: Sequence[str]) -> str:
+    """CRPS by scale, calibrated."""
+    scales = [scale for scale in _scales(lines) if scale not in FIXED]
+    rows = [
+        [problem, law, *(_number(_mean(of_law, "crps_by_scale", index)) for index in range(len(scales)))]
+        for problem in problems
+        for law in laws
+        if (of_law := _of(lines, problem, law))
+    ]
+    return templates.table(["problem", "law", *scales], rows)
+
+
+def _rebuttal(lines: Sequence[Line], laws: Sequence[str]) -> str:
+    """MSE and energy score beside those of the paper's rebuttal."""
+    rows = []
+    for problem, (mse, energy, mse_100, energy_100) in REBUTTAL.items():
+        for law in laws:
+            of_law = _of(lines, problem, law)
+            theirs = (mse, energy) if law == DIAGONAL else (mse_100, energy_100)
+            if of_law:
+                rows.append([problem, law, _number(_mean(of_law, "mse")), _number(_mean(of_law, "energy")), *theirs])
+    return templates.table(["problem", "law", "MSE", "energy score", "rebuttal's MSE", "rebuttal's energy score"], rows)
+
+
+def _step_ratios(lines: Sequence[Line]) -> dict[str, float]:
+    timed = [line for line in lines if line["law"] == JOINT and "step_seconds" in line]
+    return {line["problem"]: line["step_seconds"] / line["diagonal_step_seconds"] for line in timed}
+
+
+def _steps(lines: Sequence[Line]) -> str:
+    """Seconds of a training step."""
+    rows = [
+        [line["problem"], line["law"], f"{line['step_seconds']:.3f}", f"{line['diagonal_step_seconds']:.3f}",
+         f"{line['step_seconds'] / line['diagonal_step_seconds']:.2f}"]
+        for line in lines if "step_seconds" in line
+    ]  # fmt: skip
+    if not rows:
+        raise MissingFigureError("steps")
+    return templates.table(["problem", "law", "seconds per step", "of the diagonal law", "ratio"], rows)
+
+
+def _share(value: float | None) -> str:
+    return "fixed" if value is None else f"{100 * value:.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
