@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import probhard as ph
 import registry
+from probhard._calibration import norm
 from probhard._calibration.norm import deviation_norm
 from probhard._calibration.promise import Promise
 from probhard.calibration import Calibration, ConformalModel, conformal
@@ -99,8 +100,22 @@ def test_norms_are_those_of_the_pseudo_inverse(name: str, cov: str, metric: str)
         expected = torch.einsum("sbi,bij,sbj->sb", v, inverse, v).sqrt()
         oblique = metric == "oblique" and source is base
         for known in {False, oblique}:
-            norm = deviation_norm(v, base, projected.tangent, known)
-            torch.testing.assert_close(norm, expected, rtol=1e-6, atol=1e-8)
+            found = deviation_norm(v, base, projected.tangent, known)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["tree", "fixed nodes", "pins and mass", "dense"])
+def test_many_rows_are_solved_by_iterations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = registry.CONSTRAINTS[name]()
+    n = constraint.variables
+    base, weight = registry.covariance("low rank", 3, n), registry.covariance("low rank", 3, n)
+    loc = torch.zeros(3, n, dtype=DOUBLE)
+    laws = [ph.LocationScale(loc, cov) for cov in (base, weight)]
+    tangent = ph.DPPL(covariance="delta")(laws[0], constraint, metric_from=laws[1]).tangent
+    v = torch.randn(4, 3, n, dtype=DOUBLE, generator=random(4))
+    formed = deviation_norm(v, base, tangent)
+    monkeypatch.setattr(norm, "FORMED", 0)
+    torch.testing.assert_close(deviation_norm(v, base, tangent), formed, rtol=1e-9, atol=1e-10)
 
 
 def test_variables_of_variance_zero_do_not_count() -> None:

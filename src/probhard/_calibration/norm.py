@@ -16,12 +16,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from probhard._util.conjugate_gradients import conjugate_gradients
 from probhard._util.tensors import safe_sqrt
 from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
 from probhard.tangent.linear import Tangent, tangent_of
 
+FORMED = 500  # up to this many rows H is formed, else it is applied by conjugate gradients
 CHUNK = 8_000_000  # numbers in columns of B at a time
 
 
@@ -75,6 +77,13 @@ def _correction(v: Tensor, cov: Covariance, tangent: Tangent) -> Tensor:
         free = torch.ones(system.variables, dtype=v.dtype, device=v.device)
         weight = weight.scaled(free.index_fill(0, system.held, 0.0))
     image = core.apply(weight.apply(cov.solve(v)))  # B^T C^-1 v, (*samples, *batch, q)
+    if core.row_count > FORMED:
+        close = tangent_of(system, Diagonal(weight.diagonal().square() / cov.diagonal()))
+
+        def product(t: Tensor) -> Tensor:
+            return core.apply(weight.apply(cov.solve(weight.apply(core.transpose(t)))))
+
+        return weight.apply(core.transpose(conjugate_gradients(product, image, close.multiplier)))
     rows = core.dense().movedim(-2, 0).to(v)  # (q, *batch, n)
     dims = max(len(cov.shape), len(weight.shape)) - 1
     rows = rows.reshape(rows.shape[0], *[1] * (dims - rows.dim() + 2), *rows.shape[1:])
