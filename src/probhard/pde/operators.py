@@ -159,7 +159,8 @@ class VarianceNO(nn.Module):
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, self.law.channels)
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, self.law.channels - rank)
+        self.weights = nn.Linear(HEAD, rank) if rank else None  # of the factor
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -207,7 +208,12 @@ class VarianceNO(nn.Module):
             v = mixed + _pointwise(cast(nn.Linear, linear), v)
             if index < last:
                 v = self.dropout(gelu(v))
-        return self.law.moments(_pointwise(self.head, gelu(_pointwise(self.hidden, v))))
+        features = gelu(_pointwise(self.hidden, v))
+        outputs = _pointwise(self.head, features)
+        if self.weights is not None:
+            # The factor reads the features that mean and spreads learn; its gradient would hold the mean back.
+            outputs = torch.cat([outputs, _pointwise(self.weights, features.detach())], 1)
+        return self.law.moments(outputs)
 
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():
