@@ -176,7 +176,7 @@ def test_longer_lengths_correlate_points_that_are_farther_apart() -> None:
     correlations = []
     for length in (0.1, 0.3, 1.0):
         head.log_length.data.fill_(np.log(length))
-        correlations.append(float(head(moments).cov.dense()[0, 20, 26]))
+        correlations.append(head(moments).cov.dense()[0, 20, 26].item())
     assert 0 < correlations[0] < correlations[1] < correlations[2] < 1
     with pytest.raises(ph.ParameterError, match="rank=2 and covariance='spectral'"):
         Head(2, "spectral")
