@@ -68,11 +68,10 @@ def test_the_first_factor_keeps_a_gradient_under_a_mass_constraint() -> None:
     method = ph.METHODS["probhard-ob"].replace(functionals=family)
     model = ph.ConstrainedModel(net, ph.Conservation(torch.ones(24) / 24, torch.zeros(5)), method)
     model.loss((torch.randn(5, 3, *GRID), torch.randn(5, 24))).backward()
-    assert net.weights is not None
-    own, shared = net.head.weight.grad[1:], net.weights.weight.grad  # type: ignore[index]
-    assert shared is not None
-    assert float(shared.norm(dim=1).min()) > 1e-3 * float(own[0].norm())
-    assert float(own[1].norm()) > 1e-3 * float(own[0].norm())
+    assert net.spread is not None
+    assert net.spread.weight.grad is not None
+    size = net.spread.weight.grad.norm(dim=1)
+    assert float(size[1:].min()) > 1e-3 * float(size[0])
 
 
 class Linear(nn.Module):

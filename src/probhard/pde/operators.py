@@ -159,8 +159,9 @@ class VarianceNO(nn.Module):
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, self.law.channels - rank)
-        self.weights = nn.Linear(HEAD, rank) if rank else None  # of the factor
+        joint = self.law.channels > 2
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 1 if joint else 2)
+        self.spread = nn.Linear(HEAD, self.law.channels - 1) if joint else None
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -210,9 +211,9 @@ class VarianceNO(nn.Module):
                 v = self.dropout(gelu(v))
         features = gelu(_pointwise(self.hidden, v))
         outputs = _pointwise(self.head, features)
-        if self.weights is not None:
-            # The factor reads the features that mean and spreads learn; its gradient would hold the mean back.
-            outputs = torch.cat([outputs, _pointwise(self.weights, features.detach())], 1)
+        if self.spread is not None:
+            # Spreads and factor read the features that the mean learns; their gradients would hold the mean back.
+            outputs = torch.cat([outputs, _pointwise(self.spread, features.detach())], 1)
         return self.law.moments(outputs)
 
     def _check(self, inputs: Tensor) -> None:
