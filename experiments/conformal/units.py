@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from probhard.laws.correlation import shrunk_correlation
 from torch import Tensor, nn
 
 from probhard import BlockMeans, Conservation, ConstrainedModel, Hierarchy, LocationScale, NonNegative, per_slice
 from probhard._score.functionals import Functionals
 from probhard.forecasting.data.datasets import load
+from probhard.laws.correlation import shrunk_correlation
 from probhard.laws.covariance import Covariance
 from probhard.model import Batch
 from probhard.pde.problems import PROBLEMS
