@@ -16,8 +16,8 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-JOINT = "joint-fields"
-TABLES = (*PDE, JOINT, "forecasting", "conformal", "timing", "speed")
+FIELDS, FORECASTS = "joint-fields", "joint-forecasting"
+TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _timing(request))
     elif request.table == "conformal":
         yield from map(_written, _conformal(request))
+    elif request.table == "first-order":
+        yield from map(_written, _first_order(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -80,10 +82,14 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.pde import tables as pde
 
         yield from map(_written, pde.write(request.folder, request.table, lines, request.quick))
-    elif request.table == JOINT:
+    elif request.table == FIELDS:
         from experiments.pde import joint_tables
 
         yield from map(_written, joint_tables.write(request.folder, lines, request.quick))
+    elif request.table == FORECASTS:
+        from experiments.forecasting import joint_tables as joint_forecasts
+
+        yield from map(_written, joint_forecasts.write(request.folder, lines))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -98,10 +104,14 @@ def _grid(request: Request) -> Grid:
 
         scores = _listed(request.scores)
         return pde.grid(request.table, path, request.epochs, seeds or [0], problems, methods, scores, request.quick)
-    if request.table == JOINT:
+    if request.table == FIELDS:
         from experiments.pde import joint
 
         return joint.grid(path, seeds or ([0] if request.quick else [0, 1, 2]), problems, methods, quick=request.quick)
+    if request.table == FORECASTS:
+        from experiments.forecasting import joint_runs
+
+        return joint_runs.grid(path, seeds or [0], problems, methods, request.quick)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)
@@ -128,6 +138,19 @@ def _conformal(request: Request) -> list[Path]:
         check_choices("problem", names, runs.CASES)
         runs.run(records, names, request.quick)
     return tables.write(request.folder, _lines(records))
+
+
+def _first_order(request: Request) -> list[Path]:
+    """Compare the rules for moments with exact laws, on the named groups of cases, and write their page."""
+    from experiments import first_order
+    from experiments.first_order_cases import GROUPS
+
+    groups = _listed(request.problems)
+    check_choices("problem", groups, GROUPS)
+    path = request.folder / "first-order.jsonl"
+    if not request.render:
+        first_order.run(path, groups, request.quick)
+    return first_order.write(request.folder, _lines(Records(path, first_order.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:

@@ -4,8 +4,9 @@ With the exact law's means m, variances v and own score ``E|Y - Y'| / 2``, all f
 
     rms(mean - m) / sqrt(mean v),     rms(variance - v) / mean v,     E crps(rule, Y) / own score - 1.
 
-Means and variances are those of the marginals, which scores read. Times are of one step, forward and backward, for a
-batch of equal laws; the rules of a case take their steps in turn. The prose is in ``pages/``.
+Means and variances are those of the marginals, which scores read; the worst mean is in its own sd. Times are of one
+step, forward and backward, for a batch of equal laws. The rules of a case take their steps in turn. The prose is in
+``pages/``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PAGE = Path(__file__).parent / "pages" / "first-order.md"
 KEYS = ("group", "setting", "spread", "rule")
 DRAWS, ROUNDS = 100_000, 5
 BATCH = {"sphere": 64, "pme": 8, "simplex": 64, "hierarchy": 64}  # of timed steps
+FLOOR = 0.01  # smallest loss in per cent that is shown
 FEASIBLE = "feasible mean"  # monte-carlo, with marginals about the feasible mean
 CURVED: dict[str, dict[str, Any]] = {
     "delta": {"covariance": "delta"},
@@ -48,9 +50,7 @@ CORNERS: dict[str, dict[str, Any]] = {name: {"covariance": name} for name in ("d
 RULES = {"sphere": CURVED, "pme": CURVED, "simplex": CORNERS, "hierarchy": CORNERS}
 COLOURS = {
     "delta": "#9aa5b1",
-    "delta, exact": "#5b6570",
     "second-order": "#1baf7a",
-    "second-order, exact": "#0b6b48",
     "16 draws": "#f4b393",
     "monte-carlo": "#eb6834",
     "censored": "#2a78d6",
@@ -94,6 +94,7 @@ def measure(case: Case, draws: int = DRAWS, rounds: int = ROUNDS) -> list[dict[s
                 "spread": case.spread,
                 "rule": name,
                 "mean": _rms(marginals.mean - mean) / float(variance.mean().sqrt()),
+                "worst": float(((marginals.mean - mean).abs() / variance.sqrt())[variance > 0].max()),
                 "variance": _rms(marginals.variance - variance) / float(variance.mean()),
                 "crps": total / own - 1,
                 "milliseconds": 1e3 * statistics.median(seconds[name][1:]),
@@ -160,6 +161,7 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
         "crps": Figure(partial(_crps_table, lines)),
         "errors": Figure(partial(_error_table, lines)),
         "cost": _cost_table(lines),
+        "ratio": Figure(partial(_ratio, lines)),
         "figure": Figure(partial(_figure, lines)),
     }
     return templates.fill(PAGE, values)
@@ -190,18 +192,24 @@ def _table(lines: Sequence[Mapping[str, Any]], group: str, cell: Callable[[Mappi
 
 def _cost_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """The median time of a step of every rule over that of delta, by group."""
-    by_key = {tuple(line[key] for key in KEYS): line["milliseconds"] for line in lines}
-    rules = list(COLOURS)
+    rules = [*(rule for rule in CURVED if rule != FEASIBLE), "censored"]
     rows = []
     for group in dict.fromkeys(line["group"] for line in lines):
-        row = [f"{group}, batch of {BATCH[group]}"]
-        for rule in rules:
-            ratios = [
-                time / by_key[*key[:3], "delta"] for key, time in by_key.items() if key[0] == group and key[3] == rule
-            ]
-            row.append(f"{statistics.median(ratios):.1f}" if ratios else "")
-        rows.append(row)
+        times = [_ratio(lines, f"{group};{rule}") if rule in RULES[group] else "" for rule in rules]
+        rows.append([f"{group}, batch of {BATCH[group]}", *times])
     return templates.table(["case", *rules], rows)
+
+
+def _ratio(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
+    """The median time over that of delta: ``group; rule``."""
+    group, rule = (part.strip() for part in argument.split(";"))
+    times: dict[str, dict[tuple[Any, ...], float]] = {"delta": {}, rule: {}}
+    for line in lines:
+        if line["group"] == group and line["rule"] in times:
+            times[line["rule"]][line["setting"], line["spread"]] = line["milliseconds"]
+    if not times[rule]:
+        raise MissingFigureError(argument)
+    return f"{statistics.median(time / times['delta'][key] for key, time in times[rule].items()):.1f}"
 
 
 def _figure(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
@@ -214,7 +222,7 @@ def _figure(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * max(value, 0.0):.2g}" if value >= 1e-4 else "0"
+    return f"{100 * value:.2g}" if 100 * value >= FLOOR else "0"
 
 
 def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -225,17 +233,21 @@ def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     panels = figure.subplots(2, 2).flatten()
     shown = {}
     for axes, (title, (group, setting, label)) in zip(panels, PANELS.items()):
+        spreads: list[float] = []
         for rule, colour in COLOURS.items():
             own = [x for x in lines if (x["group"], x["setting"], x["rule"]) == (group, setting, rule)]
             if not own:
                 continue
-            loss = [max(100 * line["crps"], 0.003) for line in own]
-            (shown[rule],) = axes.plot([line["spread"] for line in own], loss, "o-", color=colour, ms=4)
-        axes.set(title=title, xlabel=label, ylabel="loss in CRPS, per cent", yscale="log")
+            loss = [max(100 * line["crps"], FLOOR) for line in own]
+            spreads = [line["spread"] for line in own]
+            (shown[rule],) = axes.plot(spreads, loss, "o-", color=colour, ms=4)
+        axes.set(title=title, xlabel=label, ylabel="loss in CRPS, per cent", yscale="log", ylim=(0.8 * FLOOR, 100))
         axes.axhline(1, color="#cccccc", lw=0.8, zorder=0)
         if group != "hierarchy":
             axes.set_xscale("log")
+            axes.set_xticks(spreads, [f"{spread:g}" for spread in spreads])
+            axes.minorticks_off()
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    figure.legend(list(shown.values()), list(shown), ncols=4, frameon=False, loc="outside lower center")
+    figure.legend(list(shown.values()), list(shown), ncols=5, frameon=False, loc="outside lower center")
     figure.savefig(path, dpi=120)

@@ -1,11 +1,11 @@
 """Laws, constraints and exact draws behind the page on first order: curvature or corners times spread.
 
-| case      | constraint                                   | mean                             | spread                    |
-|-----------|----------------------------------------------|----------------------------------|---------------------------|
-| sphere    | ``|u| = 1`` in 3 and in 10 dimensions        | at the radius 1, 1.2 or 1.5      | sd of every variable      |
-| pme       | flux law of the porous medium, 4 x 20 points | exact field plus one sd of noise | sd of every point         |
-| simplex   | 10 shares                                    | inside, at a face, at a vertex   | sd of every variable      |
-| hierarchy | binary tree of 15 nodes, ``u >= 0``          | half the bottoms near 0 | their distance in sds  |
+| case      | constraint                               | mean                             | spread                   |
+|-----------|------------------------------------------|----------------------------------|--------------------------|
+| sphere    | ``|u| = 1`` in 3 and in 10 dimensions    | at the radius 1, 1.2 or 1.5      | sd of every variable     |
+| pme       | flux law of a porous medium, 4 x 20      | exact field plus one sd of noise | sd of every point        |
+| simplex   | 10 shares                                | inside, at a face, at a vertex   | sd of every variable     |
+| hierarchy | binary tree of 15 nodes, ``u >= 0``      | half the bottoms near 0          | their distance in sds    |
 
 Exact laws are 10^5 projected draws. Draws are projected on spheres by ``z / |z|``, by the library elsewhere.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import probhard as ph
+from probhard import METHODS, BlockMeans
 from probhard.calibration import Calibration, calibrate, draws_factor
 from probhard.errors import ParameterError, ShapeError
+from probhard.laws._transforms import wave_numbers
+from probhard.laws.calibration import octaves
+from registry import covariance
 from small_model import DOUBLE, Backbone, N, S, data, model
 
 UNITS = 4000
@@ -64,7 +69,7 @@ def test_both_weights_of_a_law_that_is_too_narrow_are_found() -> None:
 
 def test_bounds_take_part() -> None:
     """Some bottoms lie at their bound; the score of functionals uses fixed draws."""
-    constraint, count = ROWS & ph.NonNegative(), 100
+    constraint, count = ROWS & ph.NonNegative(), 60
     coherent = S @ torch.tensor([[0.15], [0.1], [0.2], [0.1]], dtype=DOUBLE)
     law = ph.LowRank(coherent, torch.full((N,), 0.05, dtype=DOUBLE))
     generator = torch.Generator().manual_seed(6)
@@ -105,7 +110,7 @@ def test_one_number_of_a_diagonal_law_is_the_best_on_a_grid(method: str) -> None
     losses = []
     for factor in grid:
         law = trained.calibrated(Calibration(factor, factor)).forecast((x,))
-        losses.append(float(ph.crps(law, y).sum()))
+        losses.append(float(ph.crps(law, y).sum().detach()))
     assert grid[int(np.argmin(losses))] == pytest.approx(found.own, rel=0.01)
 
 
@@ -214,3 +219,56 @@ def test_the_factor_of_draws_undoes_their_narrowness() -> None:
     holed = y.clone()
     holed[0, :5] = torch.nan
     assert draws_factor([draws], [holed]) == pytest.approx(4.0, rel=0.1)
+
+
+SHAPE = (4, 8)
+CELLS = math.prod(SHAPE)
+
+
+def spectral(boundary: str) -> ph.Spectral:
+    power = 1 / (1 + wave_numbers(SHAPE, boundary).square().sum(-1))
+    ones = torch.ones(CELLS, dtype=DOUBLE)
+    return ph.Spectral(SHAPE, power, ones, 0.003 * ones, boundary)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting", "zero"])
+def test_waves_of_every_octave_get_numbers_of_their_own(boundary: str) -> None:
+    law = spectral(boundary)
+    labels = octaves(law)
+    truth = torch.linspace(3.0, 2.0, int(labels.max()) + 1, dtype=DOUBLE)
+    exact = Calibration(1.5, 1.0, by_octave=truth.tolist())
+    constraint = ph.Conservation(torch.ones(CELLS, dtype=DOUBLE), 0.0)
+    method = METHODS["probhard-ob"].replace(functionals=BlockMeans(SHAPE, (1, 2, 4)))
+    before = ph.ConstrainedModel(Fixed(law), constraint, method)
+    x = torch.zeros(1500, CELLS, dtype=DOUBLE)
+    y = before.calibrated(exact).sample((x,), 1, torch.Generator().manual_seed(0))[0]
+    after = calibrate(before, (x, y), octaves=True)
+    found = after.calibration
+    assert found is not None
+    assert found.by_octave[1] == pytest.approx(truth[1].item(), rel=0.1)  # short waves and own noise are much alike
+    scales = [
+        m.forecast((x[:1],)).functional(method.functionals.rows(CELLS)).scale for m in (after, before.calibrated(exact))
+    ]
+    torch.testing.assert_close(*scales, rtol=0.05, atol=0)
+    assert "waves of octave 1 times" in str(found)
+    assert Calibration.from_record(found.record()) == found
+
+
+def test_octaves_are_powers_of_two() -> None:
+    line = ph.Spectral((9,), *(torch.ones(9, dtype=DOUBLE) for _ in range(3)), "reflecting")
+    assert octaves(line).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+    with pytest.raises(ParameterError, match="Only a spectral covariance"):
+        calibrate(model(), data(), octaves=True)
+    with pytest.raises(ParameterError, match="another grid"):
+        Calibration(by_octave=(1.0, 2.0)).apply(ph.LocationScale(torch.zeros(9, dtype=DOUBLE), line))
+
+
+@pytest.mark.parametrize("kind", ["low rank", "spectral", "along a hierarchy"])
+def test_means_are_the_same_numbers(kind: str) -> None:
+    cov = covariance(kind, 8)
+    rows = ph.Conservation(torch.ones(8, dtype=DOUBLE), 2.0)
+    before = ph.ConstrainedModel(Fixed(cov), rows)
+    x = torch.randn(5, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    after = before.calibrated(Calibration(0.5, 4.0))
+    assert torch.equal(before.forecast((x,)).mean, after.forecast((x,)).mean)
+    assert not torch.allclose(before.forecast((x,)).stddev, after.forecast((x,)).stddev)

@@ -169,9 +169,9 @@ class Job:
         """Draws of every member of the pool at every place."""
         members: list[list[np.ndarray]] = [[] for _ in places]
         for method, scaling in POOLED.values():
-            trained = self._train(places[0], method, progress, scaling)
+            network = self._train(places[0], method, progress, scaling)
             for draws, place in zip(members, places):
-                draws.append(self._rolled(trained, method, place))
+                draws.append(rolled(network, method, place, self.seed))
         for draws, place in zip(members, places):
             fitted, _ = self._fitted(place.known, len(place.future.index), "ets", fits)
             draws += [classical.reconcile(fitted, row, SAMPLES, self.seed) for row in POOLED_ROWS]
@@ -180,46 +180,14 @@ class Job:
 
     def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Forecast]:
         rows, started = TRAINED[self.kind], time.perf_counter()
-        trained = self._train(places[0], next(iter(rows.values())), progress)
+        network = self._train(places[0], next(iter(rows.values())), progress)
         seconds = time.perf_counter() - started
         for place in places:
             for row, method in rows.items():
-                yield place, row, self._rolled(trained, method, place), {"seconds": seconds}
-
-    def _rolled(self, trained: DeepVARModule, method: Method, place: Origin) -> np.ndarray:
-        """Sample paths at a place by a network that was trained before it."""
-        from probhard.forecasting.models.predictor import DeepVARPredictor
-        from probhard.forecasting.models.training import DeepVARModule
-
-        module = DeepVARModule(trained.network, place.known.hierarchy, method)
-        (forecast,) = DeepVARPredictor(module, SAMPLES, self.seed).predict(place.known.to_gluonts())
-        return np.asarray(forecast.samples)
+                yield place, row, rolled(network, method, place, self.seed), {"seconds": seconds}
 
     def _train(self, first: Origin, method: Method, progress: bool, scaling: str = "mean") -> DeepVARModule:
-        from probhard.forecasting.models.estimator import DeepVAREstimator
-        from probhard.training import quiet_training
-
-        setting = SETTINGS[self.dataset]
-        estimator = DeepVAREstimator(
-            first.known.freq,
-            len(first.future.index),
-            first.known.hierarchy,
-            method=method,
-            scaling=scaling,
-            context_length=setting.context,
-            batch_size=setting.batch_size,
-            lr=setting.lr,
-            num_batches_per_epoch=2 if self.quick else 50,
-            trainer_kwargs={
-                "max_epochs": 1 if self.quick else setting.epochs,
-                "enable_progress_bar": progress,
-                "accelerator": "cpu",
-            },
-            seed=self.seed,
-        )
-        with quiet_training():
-            trained: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
-        return trained
+        return trained(self.dataset, first, method, self.seed, self.quick, progress, scaling=scaling)
 
     def _numbers(self) -> list[int]:
         setting = SETTINGS[self.dataset]
@@ -230,6 +198,56 @@ class Job:
 
     def _key(self, row: str, origin: int) -> dict[str, Any]:
         return {"dataset": self.dataset, "method": row, "seed": self.seed, "window": self.window, "origin": origin}
+
+
+def trained(
+    dataset: str, first: Origin, method: Method, seed: int, quick: bool, progress: bool, **options: Any
+) -> DeepVARModule:
+    """Train a DeepVAR network on the rows before an origin, with the settings of the data set.
+
+    Args:
+        dataset: A name in ``DATASETS``.
+        first: The origin.
+        method: How the constraint is applied.
+        seed: Of weights and windows.
+        quick: Train one epoch of two batches.
+        progress: Show a bar.
+        **options: Of the estimator, such as ``scaling`` and ``rank``.
+    """
+    from probhard.forecasting.models.estimator import DeepVAREstimator
+    from probhard.training import quiet_training
+
+    setting = SETTINGS[dataset]
+    estimator = DeepVAREstimator(
+        first.known.freq,
+        len(first.future.index),
+        first.known.hierarchy,
+        method=method,
+        context_length=setting.context,
+        batch_size=setting.batch_size,
+        lr=setting.lr,
+        num_batches_per_epoch=2 if quick else 50,
+        trainer_kwargs={
+            "max_epochs": 1 if quick else setting.epochs,
+            "enable_progress_bar": progress,
+            "accelerator": "cpu",
+        },
+        seed=seed,
+        **options,
+    )
+    with quiet_training():
+        module: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
+    return module
+
+
+def rolled(module: DeepVARModule, method: Method, place: Origin, seed: int) -> np.ndarray:
+    """Draw sample paths (S, H, n) at an origin by a network that was trained before it."""
+    from probhard.forecasting.models.predictor import DeepVARPredictor
+    from probhard.forecasting.models.training import DeepVARModule
+
+    forecaster = DeepVARModule(module.network, place.known.hierarchy, method)
+    (forecast,) = DeepVARPredictor(forecaster, SAMPLES, seed).predict(place.known.to_gluonts())
+    return np.asarray(forecast.samples)
 
 
 def _naive(row: str, data: HierarchicalData, horizon: int, seed: int) -> np.ndarray:

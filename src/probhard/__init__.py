@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         RankError,
         ShapeError,
     )
+    from probhard.laws.correlation import shrunk_correlation
     from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored, LowRank
     from probhard.laws.distribution import LocationScale, as_location_scale, marginals
     from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
@@ -140,6 +141,8 @@ __all__ += [
     "ShapeError",
 ]
 _defined_in("errors")
+__all__ += ["shrunk_correlation"]
+_defined_in("laws.correlation")
 __all__ += ["Covariance", "Dense", "Diagonal", "Factored", "LowRank"]
 _defined_in("laws.covariance")
 __all__ += ["LocationScale", "as_location_scale", "marginals"]

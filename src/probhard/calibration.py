@@ -26,7 +26,8 @@ from probhard._score.functionals import Directions, Functionals
 from probhard._score.joined import functionals_from_record
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
-from probhard.laws.calibration import Calibration, calibrated, labels_of
+from probhard.laws.calibration import Calibration, Numbers, calibrated, labels_of
+from probhard.laws.calibration import octaves as octave_labels
 from probhard.laws.covariance import Factored
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
@@ -54,6 +55,7 @@ def calibrate(
     groups: Any = None,
     functionals: Any = None,
     functional_weight: float | None = None,
+    octaves: bool = False,
 ) -> ConstrainedModel:
     """Fit a few numbers that correct the spread of a model's laws before they are projected.
 
@@ -69,6 +71,7 @@ def calibrate(
         groups: Labels of the variables, (n,) integers, such as levels of a hierarchy; each gets a number of its own.
         functionals: Functionals to score too, as in ``crps``; by default those of the model's method.
         functional_weight: Their weight; by default that of the method.
+        octaves: Fit one number for each octave of wave numbers of a spectral covariance, instead of one for all.
 
     Returns:
         A model with the same weights; ``calibration`` holds the numbers.
@@ -78,30 +81,36 @@ def calibrate(
         ShapeError: Labels or targets do not fit the law.
     """
     terms = terms_of(model, validation)
-    factored = isinstance(terms[0].law.cov, Factored)
-    labels = None if groups is None else labels_of(groups, terms[0].law.event_shape[-1])
-    count = 0 if labels is None else int(labels.max()) + 1
+    cov, n = terms[0].law.cov, terms[0].law.event_shape[-1]
+    labels = torch.zeros(0, dtype=torch.int64) if groups is None else labels_of(groups, n)
+    waves = int(octave_labels(cov).max()) + 1 if octaves else 0
+    scales = waves or int(isinstance(cov, Factored))  # numbers of the correlated part
     family = model.method.functionals if functionals is None else functionals
     weight = model.method.functional_weight if functional_weight is None else functional_weight
     layer, step = flagging(model.inference_layer), model.method.inference
 
-    def full(x: Tensor) -> Tensor:  # own, shared, groups relative to the first
-        own, shared = x[:1], x[int(factored) : 1 + int(factored)]
-        return torch.cat([own, shared, torch.ones(min(count, 1), dtype=x.dtype), x[1 + int(factored) :]])
+    def numbers(x: Tensor) -> Numbers:
+        """Own part, correlated part, and groups relative to the first."""
+        own, parts, others = x[0], x[1 : 1 + scales], x[1 + scales :]
+        shared = x.new_ones(()) if waves else parts[0] if scales else own
+        by_group = torch.cat([x.new_ones(1), others]) if len(labels) else others
+        return Numbers(own, shared, by_group, labels, parts if waves else parts[:0])
 
     def loss(x: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for term in terms:
-            law = calibrated(term.law, full(x), labels)
+            law = calibrated(term.law, numbers(x))
             predicted = step.applied(layer, law, term.constraint, metric_from=term.law)
             total = total + total_score(unit_scores(predicted, term.target, term.mask, family, weight))
         return total
 
-    own, shared, *by_group = full(best_numbers(loss, 1 + int(factored), max(0, count - 1))).tolist()
-    if labels is None:
-        return model.calibrated(Calibration(own, shared))
-    numbers = tuple(own * factor for factor in by_group)
-    return model.calibrated(Calibration(1.0, shared / own, numbers, tuple(labels.tolist())))
+    others = int(labels.max()) if len(labels) else 0
+    found = numbers(best_numbers(loss, 1 + scales, others))
+    if not len(labels):
+        return model.calibrated(Calibration(float(found.own), float(found.shared), by_octave=found.by_octave.tolist()))
+    shared = 1.0 if waves else float(found.shared / found.own)
+    by_group, by_octave = (found.own * found.by_group).tolist(), (found.by_octave / found.own).tolist()
+    return model.calibrated(Calibration(1.0, shared, by_group, labels.tolist(), by_octave))
 
 
 def conformal(

@@ -14,8 +14,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+from torch import Tensor
 
 from probhard._score.functionals import Functionals
 from probhard._score.joined import functionals_from_record
@@ -27,6 +30,7 @@ from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
 SCORE_NAMES = ("crps", "nll", "quantile")
+Score = Callable[[Any, Any], Tensor]  # of the prediction and the batch
 PENALTIES = (0.1, 1.0, 10.0)  # candidates of softc, chosen by validation CRPS
 
 
@@ -78,6 +82,22 @@ class Step:
             return law
         return layer(law, constraint.linear_part() if self.linear_only else constraint, metric_from=metric_from)
 
+    def applied_to_points(self, layer: DPPL | None, points: Tensor, constraint: Constraint) -> Tensor:
+        """Points (*batch, n) after this step.
+
+        Raises:
+            ParameterError: If the metric is oblique, which takes its weight from a law.
+        """
+        if layer is None:
+            return points
+        if not layer.metric.fixed:
+            raise ParameterError(
+                f"The method has the {self.metric!r} metric, and the backbone returns points (one tensor).",
+                "The weight of this metric is the covariance of a law, and a point has none.",
+                "Pass method='probhard-or', or Step(metric=DiagonalMetric(...)); or return (mean, stddev).",
+            )
+        return layer.project(points, constraint.linear_part() if self.linear_only else constraint).value
+
 
 NOTHING = Step()
 
@@ -89,7 +109,8 @@ class Method:
     Args:
         training: Step applied before the score in training.
         inference: Step applied to forecasts.
-        score: ``"crps"``, ``"nll"`` or, for steps with draws, ``"quantile"``.
+        score: ``"crps"``, ``"nll"`` or, for steps with draws, ``"quantile"``; or a function of the prediction and the
+            batch, such as ``lambda u, batch: cost(u, batch.inputs)``, whose values are summed.
         penalty: Weight of the summed squared residuals and excesses of the mean in the loss.
         functionals: Family of functionals whose CRPS joins the loss, such as ``BlockMeans``; None for none.
         functional_weight: Their weight. Too large a weight costs accuracy; choose it on validation data.
@@ -101,7 +122,7 @@ class Method:
 
     training: Step = NOTHING
     inference: Step = NOTHING
-    score: str = "crps"
+    score: str | Score = "crps"
     penalty: float = 0.0
     functionals: Functionals | None = None
     functional_weight: float = 0.3
@@ -119,6 +140,8 @@ class Method:
                 "It multiplies scores that are added to the loss.",
                 "Pass a finite number >= 0, such as 0.3.",
             )
+        if callable(self.score):
+            return
         check_choice("score", self.score, SCORE_NAMES)
         if (self.score == "quantile") != (self.training.draws > 0) and self.score != "crps":
             raise ParameterError(
@@ -132,24 +155,27 @@ class Method:
         return replace(self, **changes)
 
     def record(self) -> dict[str, Any] | None:
-        """Plain values to save; None if a step holds a metric module."""
+        """Plain values to save, with None for a score that is a function; None if a step holds a metric module."""
         if any(isinstance(step.metric, Metric) for step in (self.training, self.inference)):
             return None
-        values = asdict(replace(self, functionals=None))
+        values = asdict(replace(self, functionals=None, score="crps"))
+        values["score"] = None if callable(self.score) else self.score
         return values if self.functionals is None else {**values, "functionals": self.functionals.record()}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Method:
+    def from_record(cls, record: dict[str, Any], score: str | Score | None = None) -> Method:
         """Restore a method.
 
         Args:
             record: Values that ``record`` returned.
+            score: Replaces the saved score; needed if that was a function.
 
         Returns:
             The method.
 
         Raises:
-            ParameterError: If a field is missing or unknown. Functionals may be missing, as in older records.
+            ParameterError: If a field is missing or unknown, or the score was a function and is not passed.
+                Functionals may be missing, as in older records.
         """
         try:
             complete = {"functionals": None, "functional_weight": cls.functional_weight, **record}
@@ -161,6 +187,13 @@ class Method:
                 "A field is missing or unknown.",
                 "Pass method=... explicitly.",
             ) from error
+        values["score"] = values["score"] if score is None else score
+        if values["score"] is None:
+            raise ParameterError(
+                "The saved method has a function as its score.",
+                "Files hold values, not code.",
+                "Pass score=... as it was when the model was saved.",
+            )
         if values["functionals"] is not None:
             values["functionals"] = functionals_from_record(values["functionals"])
         return cls(**{**values, **steps})

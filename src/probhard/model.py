@@ -1,97 +1,49 @@
 """Constrained models: a backbone, a constraint and a method, with ``loss``, ``forecast`` and ``sample``.
 
-The parts are independent. The backbone never sees the constraint, the projection never sees the batch, and the score
-never sees the constraint.
+The backbone predicts a law or a point. The parts are independent: the backbone never sees the constraint, the
+projection never sees the batch, and the score never sees the constraint.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from probhard import score as scores
+from probhard._model.batch import Batch
+from probhard._model.losses import law_loss, missing_law, point_loss
 from probhard._util.atomic import replacing
 from probhard._util.saved import read_model
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
 from probhard.laws.calibration import Calibration
 from probhard.laws.distribution import LocationScale, as_location_scale
-from probhard.method import Method, Step, as_method
+from probhard.method import Method, Score, Step, as_method
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
+
+__all__ = ["Batch", "ConstrainedModel"]
 
 FORMAT, FORMAT_VERSION = "probhard-model", 2
 PLAIN_VERSION = 1  # of files without a calibration, which older versions of the library read, too
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One batch of data.
-
-    Args:
-        inputs: What the backbone takes.
-        target: Targets, (*batch, n).
-        mask: True where the target is observed, (*batch, n) bool.
-        context: What the constraint function takes.
-    """
-
-    inputs: Any
-    target: Tensor | None = None
-    mask: Tensor | None = None
-    context: Any = None
-
-    @classmethod
-    def of(cls, batch: Any) -> Batch:
-        """Convert data to a batch whose context is set.
-
-        Args:
-            batch: A ``Batch``; a tuple (inputs, target, mask, context), of which trailing parts may be left out; a
-                mapping with these names; or the inputs alone.
-
-        Returns:
-            The batch; its context is the inputs unless another one is passed.
-
-        Raises:
-            ParameterError: If a mapping has other keys or no inputs, or a tuple another length.
-        """
-        if isinstance(batch, Batch):
-            parts = batch
-        elif isinstance(batch, Mapping):
-            unknown = set(batch) - {"inputs", "target", "mask", "context"}
-            if unknown or "inputs" not in batch:
-                raise ParameterError(
-                    f"The batch has the keys {sorted(batch)}.",
-                    "A mapping must hold 'inputs' and may hold 'target', 'mask' and 'context'.",
-                    "Put what the backbone takes into 'inputs' and what the constraint needs into 'context'.",
-                )
-            parts = cls(**batch)
-        elif isinstance(batch, tuple | list):
-            if len(batch) not in (1, 2, 3, 4):
-                raise ParameterError(
-                    f"The batch has {len(batch)} parts.",
-                    "A tuple is (inputs, target, mask, context), with one to four parts.",
-                    "Name the parts in a dictionary.",
-                )
-            parts = cls(*batch)
-        else:
-            parts = cls(batch)
-        return parts if parts.context is not None else replace(parts, context=parts.inputs)
-
-
 class ConstrainedModel(nn.Module):
-    """A torch model of a distribution that obeys a constraint by a method.
+    """A torch model of a distribution, or of points, that obeys a constraint by a method.
 
     Args:
-        backbone: Maps inputs to anything that ``as_location_scale`` takes, in target units.
+        backbone: Maps inputs to anything that ``as_location_scale`` takes, in target units; or to points, one tensor
+            (*batch, n), which need a method with a fixed metric, such as ``"probhard-or"``.
         constraint_fn: Maps a batch's context (by default its inputs) to a constraint; or one constraint for all.
         method: A name in ``METHODS`` or a ``Method``.
+        score: Replaces the score of the method: a name, or a function of the prediction and the batch that returns a
+            tensor, which ``loss`` sums. It gets the projected points, the projected law, or the draws (S, *batch, n)
+            of a training step with draws. No target is needed then.
 
     Attributes:
         calibration: Numbers that correct the spread of the law before its projection (see ``calibrate``), or None.
@@ -107,11 +59,12 @@ class ConstrainedModel(nn.Module):
         backbone: nn.Module,
         constraint_fn: Callable[[Any], Constraint] | Constraint,
         method: str | Method = "probhard-ob",
+        score: str | Score | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.constraint_fn = constraint_fn
-        self.method = as_method(method)
+        self.method = as_method(method) if score is None else as_method(method).replace(score=score)
         self.training_layer = self.method.training.layer()
         self.inference_layer = self.method.inference.layer()
 
@@ -121,36 +74,44 @@ class ConstrainedModel(nn.Module):
             return self.constraint_fn
         return self.constraint_fn(Batch.of(batch).context)
 
+    def forward(self, batch: Any) -> Projected | LocationScale | Tensor:
+        """The prediction for a batch, by the inference step of the method.
+
+        Args:
+            batch: Anything that ``Batch.of`` takes; targets are ignored.
+
+        Returns:
+            The forecast, or, if the backbone returns points, the projected points (*batch, n).
+        """
+        parts = Batch.of(batch)
+        return self._predicted(parts, self.constraint(parts), self.method.inference, self.inference_layer)
+
     def loss(self, batch: Any) -> Tensor:
         """The training loss: the score SUMMED over points and batch, plus the penalty and the score of functionals.
 
         The latter is ``functional_weight * n`` times the sum over groups of the mean CRPS in a group; functionals are
-        scaled to means (see ``Functionals.weight``).
+        scaled to means (see ``Functionals.weight``). The CRPS of a point is its absolute error.
 
         Args:
-            batch: Anything that ``Batch.of`` takes, with targets.
+            batch: Anything that ``Batch.of`` takes, with targets unless the score is a function.
 
         Returns:
             A scalar.
 
         Raises:
-            ParameterError: If the batch has no target.
+            ParameterError: If the batch has no target, or a score needs a law and the backbone returns points.
+            ShapeError: If the target has another shape than the prediction.
         """
-        parts = Batch.of(batch)
-        if parts.target is None:
-            raise ParameterError(
-                "loss() got a batch without a target.", "There is nothing to score.", "Pass (inputs, target)."
-            )
-        dist = as_location_scale(self.backbone(parts.inputs))
+        parts, method = Batch.of(batch), self.method
         constraint = self.constraint(parts)
-        predicted = self._applied(dist, constraint, self.method.training, self.training_layer)
-        draws = self.method.training.draws
-        samples = predicted.rsample((draws,)) if draws else None
-        total = self._score(predicted, samples, parts.target, parts.mask).sum()
-        if self.method.functionals is not None and self.method.functional_weight:
-            total = total + self._functional_score(predicted, samples, parts.target, parts.mask)
-        if self.method.penalty:
-            total = total + self.method.penalty * constraint.penalty(predicted.mean).sum()
+        predicted = self._predicted(parts, constraint, method.training, self.training_layer)
+        if isinstance(predicted, Tensor):
+            total = point_loss(method, predicted, parts)
+        else:
+            total = law_loss(method, predicted, parts)
+        if method.penalty:
+            mean = predicted if isinstance(predicted, Tensor) else predicted.mean
+            total = total + method.penalty * constraint.penalty(mean).sum()
         return total
 
     def forecast(self, batch: Any) -> Projected | LocationScale:
@@ -161,10 +122,14 @@ class ConstrainedModel(nn.Module):
 
         Returns:
             The law over (*batch, n); its draws obey the constraint if its ``feasible`` is True.
+
+        Raises:
+            ParameterError: If the backbone returns points.
         """
-        parts = Batch.of(batch)
-        dist = as_location_scale(self.backbone(parts.inputs))
-        return self._applied(dist, self.constraint(parts), self.method.inference, self.inference_layer)
+        predicted = self(batch)
+        if isinstance(predicted, Tensor):
+            raise missing_law("forecast() returns a law")
+        return predicted
 
     @torch.no_grad()
     def sample(self, batch: Any, n: int = 100, generator: torch.Generator | None = None) -> Tensor:
@@ -181,7 +146,10 @@ class ConstrainedModel(nn.Module):
         return self.forecast(batch).sample((n,), generator)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights and method atomically to the file ``path``, as plain tensors and values."""
+        """Write weights and method atomically to the file ``path``, as plain tensors and values.
+
+        A score that is a function is not saved; ``load`` takes it again.
+        """
         target = Path(path)
         state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
         content = {
@@ -202,6 +170,7 @@ class ConstrainedModel(nn.Module):
         backbone: nn.Module,
         constraint_fn: Callable[[Any], Constraint] | Constraint,
         method: str | Method | None = None,
+        score: str | Score | None = None,
     ) -> ConstrainedModel:
         """Load a saved model; code in the file is never run.
 
@@ -210,6 +179,7 @@ class ConstrainedModel(nn.Module):
             backbone: A network of the same architecture; it gets the saved weights.
             constraint_fn: As for the constructor.
             method: Replaces the saved method; needed if that has a metric module.
+            score: Replaces the saved score; needed if that was a function.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -223,12 +193,12 @@ class ConstrainedModel(nn.Module):
                 "Pass method=... as it was when the model was saved.",
             )
         try:
-            chosen = Method.from_record(content["method"]) if method is None else as_method(method)
+            chosen = Method.from_record(content["method"], score) if method is None else as_method(method)
             record = content.get("calibration")
             calibration = None if record is None else Calibration.from_record(record)
         except ParameterError as error:
             raise ParameterError(f"{path}: {error.what}", error.why, error.fix) from error
-        model = cls(backbone, constraint_fn, chosen)
+        model = cls(backbone, constraint_fn, chosen if score is None else chosen.replace(score=score))
         try:
             model.load_state_dict(content["state"])
         except RuntimeError as error:
@@ -250,32 +220,16 @@ class ConstrainedModel(nn.Module):
         twin.calibration = calibration
         return twin
 
-    def _applied(
-        self, dist: LocationScale, constraint: Constraint, step: Step, layer: DPPL | None
-    ) -> Projected | LocationScale:
+    def _predicted(
+        self, parts: Batch, constraint: Constraint, step: Step, layer: DPPL | None
+    ) -> Projected | LocationScale | Tensor:
+        """The projected law, or the projected points if the backbone returns a tensor."""
+        output = self.backbone(parts.inputs)
+        if isinstance(output, Tensor):
+            if self.calibration is not None:
+                raise missing_law("A calibration corrects the spread of a law")
+            return step.applied_to_points(layer, output, constraint)
+        dist = as_location_scale(output)
         if self.calibration is None:
             return step.applied(layer, dist, constraint)
         return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)
-
-    def _score(
-        self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """The score of each variable, (*batch, n), from draws if there are any."""
-        if samples is None:
-            return scores.SCORES[self.method.score](predicted, target, mask=mask)
-        if self.method.score == "crps":
-            return scores.crps_ensemble(samples, target, mask=mask, estimator="fair")
-        quantiles = scores.sample_quantiles(samples, scores.LEVELS)
-        return scores.quantile_loss(quantiles, target, scores.LEVELS, mask=mask).mean(0)
-
-    def _functional_score(
-        self, predicted: Projected | LocationScale, samples: Tensor | None, target: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """The weighted CRPS of the method's functionals, a scalar."""
-        family, n = self.method.functionals, target.shape[-1]
-        assert family is not None
-        if samples is None:
-            score = scores.crps(predicted, target, mask=mask, functionals=family)
-        else:
-            score = scores.crps_ensemble(samples, target, mask, estimator="fair", functionals=family)
-        return self.method.functional_weight * n * (score * family.weight.to(score)).sum()

@@ -83,7 +83,7 @@ class Fit:
 
     Args:
         best_epoch: Epoch with the lowest validation score, counted from 0.
-        best_score: Its validation score per point.
+        best_score: Its validation score per point, or per sample if there are no targets.
         epochs: Number of epochs trained, including those of the runs it resumed.
         seconds: Training time, including that of the runs it resumed.
         history: Training loss and validation score per point, of every epoch.
@@ -112,7 +112,8 @@ def fit(
 
     Args:
         model: Backbone, constraint and method.
-        train: All data as one batch (tuple, mapping or ``Batch`` of tensors), or a torch ``Dataset``.
+        train: All data as one batch (tuple, mapping or ``Batch`` of tensors), or a torch ``Dataset``. Targets are not
+            needed if the model's score is a function.
         validation: The same, to select the best epoch.
         schedule: Epochs, batch size, learning rate.
         seed: Seed of data order and random numbers; initial weights come with the model.
@@ -126,7 +127,7 @@ def fit(
         The record of the run.
 
     Raises:
-        ParameterError: If data have no targets, checkpoints do not fit, or no epoch has a finite score.
+        ParameterError: If needed targets are missing, checkpoints do not fit, or no epoch has a finite score.
         ShapeError: If inputs, targets and context have different numbers of samples.
     """
     with tempfile.TemporaryDirectory() as scratch:

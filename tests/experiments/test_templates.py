@@ -9,7 +9,7 @@ from experiments.records import Records
 from experiments.templates import Figure, MissingFigureError
 
 from benchmarks import growth_report, runner
-from experiments import templates, timing
+from experiments import first_order, templates, timing
 
 RESULTS = Path(__file__).parents[2] / "results"
 TEMPLATE = """# Title
@@ -74,6 +74,13 @@ def test_committed_pages_of_forecasts_and_times_are_what_their_lines_give() -> N
     assert tables.render(lines) == (RESULTS / "forecasting.md").read_text()
     lines = Records(RESULTS / "timing.jsonl", timing.KEYS).read()
     assert timing.render(lines) == (RESULTS / "timing.md").read_text()
+
+
+def test_the_committed_page_on_first_order_is_what_its_lines_give() -> None:
+    lines = Records(RESULTS / "first-order.jsonl", first_order.KEYS).read()
+    page = (RESULTS / "first-order.md").read_text()
+    assert first_order.render(lines) == page
+    assert page.count("\n\n") == first_order.PAGE.read_text().count("\n\n")  # no finding was left out
 
 
 def test_committed_pages_of_speed_are_what_their_lines_give(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_metric_may_be_that_of_another_law():
 @pytest.mark.parametrize("own", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("off", [1e-6, 1e-2, 0.3])
 def test_factors_that_dominate_do_not_stall_on_rounding(off, own):
-    """The gradient is a difference of terms that grow as the own part falls; its rounding must not count as progress."""
+    """The gradient is a difference of terms that grow as the own part falls; its rounding is no progress."""
     sums = torch.tensor([[1.0] * 7, [1.0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1.0, 1, 1, 1]], dtype=torch.float64)
     S = torch.cat([sums, torch.eye(7, dtype=torch.float64)])
     z = (20 * rand(100, 7)) @ S.T * (1 + off * randn(100, 10))

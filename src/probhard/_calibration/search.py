@@ -5,7 +5,8 @@
                                                               or Nelder-Mead where a gradient is not finite
 
 All are deterministic. The best point that was tried is returned, so that a loss with kinks (scores of draws) cannot
-make the result worse than the start.
+make the result worse than the start. A small ridge on x keeps numbers that the data do not determine near the common
+factor.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from probhard.errors import ParameterError
 
 LIMITS = (0.1, 10.0)  # range of one factor on draws
 WIDE = (1 / 30, 30.0)  # range of the numbers of a law
+RIDGE = 1e-4  # weight of squared distances from the common factor, relative to the loss
 PRECISE = {"maxiter": 100, "ftol": 1e-10, "gtol": 1e-8}  # of L-BFGS-B
 ROBUST = {"xatol": 1e-3, "fatol": 1e-6, "maxfev": 200}  # of Nelder-Mead, on the logarithmic scale
 
@@ -60,43 +62,62 @@ def best_numbers(
     Raises:
         ParameterError: The loss is not finite where all numbers are 1.
     """
-    tried: list[tuple[float, np.ndarray]] = []
     direction = np.repeat([1.0, 0.0], [leading, relative])
-
-    def value_and_gradient(logs: np.ndarray) -> tuple[float, np.ndarray]:
-        x = torch.from_numpy(np.array(logs, dtype=np.float64)).requires_grad_()
-        value = loss(x.exp())
-        tried.append((float(value.detach()), x.detach().numpy()))
-        gradient = torch.autograd.grad(value, x)[0] if value.requires_grad else torch.full_like(x, torch.nan)
-        if not bool(torch.isfinite(gradient).all()):  # units that failed have a score of NaN, which is left out
-            raise FloatingPointError
-        return tried[-1][0], gradient.numpy()
-
-    @torch.no_grad()
-    def value_at(logs: np.ndarray) -> float:
-        tried.append((float(loss(torch.from_numpy(np.array(logs, dtype=np.float64)).exp())), logs.copy()))
-        return tried[-1][0]
-
-    if not math.isfinite(value_at(0 * direction)):
+    common = _Trials(loss)
+    if not math.isfinite(common.value(0 * direction)):
         raise ParameterError(
             "The score of the validation data is not finite.",
             "Targets or forecasts are NaN or infinite, or projections fail.",
             "Mask missing targets, and check the forecasts of the validation data.",
         )
-    best_factor(lambda factor: value_at(math.log(factor) * direction), limits)
-    if leading + relative > 1:
-        options: dict[str, Any] = {"bounds": [tuple(map(math.log, limits))] * len(direction)}
+    best_factor(lambda factor: common.value(math.log(factor) * direction), limits)
+    start, least = common.best
+    if len(start) > 1:
+        origin = torch.from_numpy(start)
+        trials = _Trials(lambda x: loss(x) + RIDGE * abs(least) * (x.log() - origin).square().sum())
+        options: dict[str, Any] = {"bounds": [tuple(map(math.log, limits))] * len(start)}
         try:
             scipy.optimize.minimize(
-                value_and_gradient, _best(tried), jac=True, method="L-BFGS-B", options=PRECISE, **options
+                trials.value_and_gradient, start, jac=True, method="L-BFGS-B", options=PRECISE, **options
             )
         except FloatingPointError:
-            scipy.optimize.minimize(value_at, _best(tried), method="Nelder-Mead", options=ROBUST, **options)
-    return torch.from_numpy(_best(tried)).exp()
+            scipy.optimize.minimize(trials.value, trials.best[0], method="Nelder-Mead", options=ROBUST, **options)
+        start = trials.best[0]
+    return torch.from_numpy(start).exp()
 
 
-def _best(tried: list[tuple[float, np.ndarray]]) -> np.ndarray:
-    return min(tried, key=lambda pair: pair[0])[1]
+class _Trials:
+    """A loss of positive numbers as a function of their logarithms, and the best point that was tried."""
+
+    def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
+        self.loss = loss
+        self.tried: list[tuple[float, np.ndarray]] = []
+
+    @property
+    def best(self) -> tuple[np.ndarray, float]:
+        """Logarithms and loss."""
+        value, logs = min(self.tried, key=lambda pair: pair[0])
+        return logs, value
+
+    @torch.no_grad()
+    def value(self, logs: np.ndarray) -> float:
+        """The loss."""
+        self.tried.append((float(self.loss(torch.from_numpy(np.array(logs)).exp())), np.array(logs)))
+        return self.tried[-1][0]
+
+    def value_and_gradient(self, logs: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss and its gradient.
+
+        Raises:
+            FloatingPointError: The gradient is not finite, as where units failed; their score is left out.
+        """
+        x = torch.from_numpy(np.array(logs)).requires_grad_()
+        value = self.loss(x.exp())
+        self.tried.append((float(value.detach()), np.array(logs)))
+        (gradient,) = torch.autograd.grad(value, x)
+        if not (math.isfinite(self.tried[-1][0]) and bool(torch.isfinite(gradient).all())):
+            raise FloatingPointError
+        return self.tried[-1][0], gradient.numpy()
 
 
 def draws_factor(draws: Sequence[Tensor], targets: Sequence[Tensor]) -> float:

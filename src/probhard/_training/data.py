@@ -21,8 +21,7 @@ class TensorData(Dataset):
         self.content = content
 
     def __len__(self) -> int:
-        assert self.content.target is not None
-        return len(self.content.target)
+        return self.content.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])
@@ -35,11 +34,12 @@ def _items(part: Any, indices: list[int]) -> Any:
     return part[indices] if isinstance(part, Tensor) else part
 
 
-def as_dataset(data: Any) -> Dataset:
+def as_dataset(data: Any, targets: bool = True) -> Dataset:
     """Convert data to a dataset.
 
     Args:
         data: A torch ``Dataset``, which is returned as it is, or anything that ``Batch.of`` takes.
+        targets: Whether targets are needed.
 
     Returns:
         The dataset.
@@ -51,11 +51,13 @@ def as_dataset(data: Any) -> Dataset:
     if isinstance(data, Dataset):
         return data
     content = Batch.of(data)
-    if content.target is None:
+    if content.target is None and targets:
         raise ParameterError(
-            "fit() got data without targets.", "There is nothing to learn from.", "Pass (inputs, targets)."
+            "fit() got data without targets.",
+            "There is nothing to learn from.",
+            "Pass (inputs, targets), or a model whose score is a function of the prediction and the batch.",
         )
-    if not isinstance(content.target, Tensor):
+    if content.target is not None and not isinstance(content.target, Tensor):
         raise ParameterError(
             f"fit() got targets of the type {type(content.target).__name__}.",
             "Training needs tensors.",
@@ -68,6 +70,12 @@ def as_dataset(data: Any) -> Dataset:
             f"Inputs, targets and context have {' and '.join(map(str, sorted(counts)))} samples.",
             "Each input belongs to one target, and at least one sample is needed.",
             "Pass tensors with the same first dimension.",
+        )
+    if not counts:
+        raise ParameterError(
+            f"fit() got inputs of the type {type(content.inputs).__name__} and no targets.",
+            "The number of samples is that of the tensors.",
+            "Pass torch.as_tensor(...) of the inputs.",
         )
     return TensorData(content)
 

@@ -41,10 +41,12 @@ class Task(pl.LightningModule):
     def __init__(self, model: ConstrainedModel, train: Any, validation: Any, schedule: Schedule, seed: int) -> None:
         super().__init__()
         self.model, self.schedule, self.seed = model, schedule, seed
-        self.data = {TRAIN: as_dataset(train), VALIDATION: as_dataset(validation)}
+        own = callable(model.method.score)
+        self.data = {TRAIN: as_dataset(train, not own), VALIDATION: as_dataset(validation, not own)}
         self.free = model
         if schedule.warm_up:  # of the same class, which may override the loss
-            warm = METHODS["base"].replace(score="nll" if model.method.score == "nll" else "crps")
+            score = model.method.score if own or model.method.score == "nll" else "crps"
+            warm = METHODS["base"].replace(score=score)
             self.free = type(model)(model.backbone, model.constraint_fn, warm)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -93,10 +95,11 @@ class Task(pl.LightningModule):
         self._log(VALIDATION, self.model.loss(batch), batch)
 
     def _log(self, name: str, loss: Tensor, batch: Any) -> None:
-        target = Batch.of(batch).target
-        assert target is not None
-        per_point = loss.detach() / target.numel()
-        self.log(name, per_point, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True, batch_size=len(target))
+        """Log the loss per point, or per sample if there are no targets."""
+        parts = Batch.of(batch)
+        count = parts.size if parts.target is None else parts.target.numel()
+        figure = loss.detach() / count
+        self.log(name, figure, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True, batch_size=parts.size)
 
     def _loader(self, name: str, shuffle: bool) -> DataLoader:
         data, world = self.data[name], self.trainer.world_size

@@ -165,6 +165,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("method", "format", "time_column", "target_column", "freq", "on_gap"), (word, "a name")),
     "output": (str, "a folder"),
     "coherence": (word, "a name"),
+    "functionals": (word, "levels"),
     "upper": (_bounds, "a number, or numbers by the names of nodes"),
     "lags_seq": (listed(whole), "whole numbers"),
     "time_features": (listed(word), "names"),

@@ -15,14 +15,17 @@ import typer
 from probhard.errors import ParameterError
 
 RESULTS = Path("results")
-TABLES = ("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "conformal", "timing", "speed")
+TABLES = (
+    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "joint-forecasting"),
+    *("conformal", "first-order", "timing", "speed"),
+)
 
 
 def bench(
     table: Annotated[str, typer.Argument(help=f"One of {', '.join(TABLES)}.")],
     epochs: Annotated[int, typer.Option(min=1, help="Of PDE tables; the learning rate is halved ten times.")] = 150,
     seeds: Annotated[str, typer.Option(help="Comma-separated; default: 0, for forecasting 0 to 4.")] = "",
-    problems: Annotated[str, typer.Option(help="Problems, data sets or speed suites; default: all.")] = "",
+    problems: Annotated[str, typer.Option(help="Problems, data sets, groups or speed suites; default: all.")] = "",
     methods: Annotated[str, typer.Option(help="Rows to train or fit, comma-separated; default: all.")] = "",
     scores: Annotated[str, typer.Option(help="Of PDE tables: scores to train with.")] = "crps,nll",
     windows: Annotated[str, typer.Option(help="Of forecasting.")] = "paper,rolling",

@@ -16,10 +16,11 @@ from probhard.constraints._time import rows_in_time
 from probhard.constraints.base import Arrays, Constraint, check_real, immutable, reals
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
 from probhard.rows.disjoint import DisjointRows
-from probhard.rows.maps import DenseMap
+from probhard.rows.maps import DenseMap, arrays_of, matrix_of
 from probhard.rows.presolve import dependent_rows
 from probhard.rows.system import LinearSystem
 
+RANKS = ("strict", "reveal", "assume")
 _SYSTEMS: Any = WeakTensorKeyDictionary()  # cache of systems by tensor, while the tensor lives
 
 
@@ -30,7 +31,7 @@ class LinearEquality(Constraint):
     Args:
         A: Rows, (q, n) or (*batch, q, n); dense or torch sparse, a numpy array or scipy sparse matrix.
         b: Right-hand sides, (*batch, q), or one number for all rows.
-        rank: ``"strict"`` rejects redundant rows, ``"reveal"`` drops them.
+        rank: ``"strict"`` rejects redundant rows, ``"reveal"`` drops them, ``"assume"`` does not look for them.
 
     Raises:
         ShapeError: A and b do not fit.
@@ -46,7 +47,7 @@ class LinearEquality(Constraint):
     rank: str
 
     def __init__(self, A: Any, b: Any = 0.0, rank: str = "strict") -> None:
-        check_choice("rank", rank, ("strict", "reveal"))
+        check_choice("rank", rank, RANKS)
         if isinstance(A, LinearSystem):
             self._prepare(A, b, rank)
             return
@@ -57,7 +58,7 @@ class LinearEquality(Constraint):
                 "It needs one row per constraint and one column per variable, (*batch, q, n).",
                 "Write a single row as A[None, :].",
             )
-        self._prepare(_system_of(matrix), b, rank)
+        self._prepare(_system_of(matrix, rank == "assume"), b, rank)
 
     def _prepare(self, system: LinearSystem, b: Any, rank: str = "strict") -> None:
         right = reals("The right-hand side b", b)
@@ -150,7 +151,8 @@ class LinearEquality(Constraint):
         matrix, _, held = self.stackable()
         lifted = sp.csr_array(sp.kron(sp.eye_array(slices), matrix))
         everywhere = (held[None, :] + width * np.arange(slices)[:, None]).ravel()
-        return LinearEquality(LinearSystem.of(lifted, everywhere), rows_in_time(self.b, slices), self.rank)
+        system = LinearSystem.of(lifted, everywhere, self.rank == "assume")
+        return LinearEquality(system, rows_in_time(self.b, slices), self.rank)
 
     def stored(self) -> tuple[dict[str, Any], Arrays]:
         matrix, b, held = self.stackable()
@@ -158,11 +160,11 @@ class LinearEquality(Constraint):
 
     @classmethod
     def restored(cls, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LinearEquality:
-        system = LinearSystem.of(matrix_of(arrays), arrays["held"])
+        system = LinearSystem.of(matrix_of(arrays), arrays["held"], values["rank"] == "assume")
         return LinearEquality(system, torch.from_numpy(arrays["b"]), values["rank"])
 
     def merged(self, other: Constraint) -> Constraint | None:
-        """Both systems stacked."""
+        """Both systems stacked; rows assumed independent in each are looked at again."""
         if not isinstance(other, LinearEquality):
             return None
         (first, b1, held1), (second, b2, held2) = self.stackable(), other.stackable()
@@ -180,35 +182,35 @@ class LinearEquality(Constraint):
         redundancy = self.system.redundancy
         if redundancy is None:
             return
-        names = _words(redundancy.dependent)
-        source = _words(np.flatnonzero(np.abs(redundancy.combination).max(0) > 0), redundancy.others)
-        b = self.b.detach().double()
-        combination = torch.from_numpy(redundancy.combination).to(b.device)
-        implied = b[..., torch.from_numpy(redundancy.others)] @ combination.mT
-        gap = (b[..., torch.from_numpy(redundancy.dependent)] - implied).abs()
-        tolerance = 1e-9 if self.b.dtype == torch.float64 else 1e-5
-        bound = tolerance * (1 + b.abs().amax(-1, keepdim=True))
-        if checking() and bool((gap > bound).any()):
-            where = [int(i) for i in (gap > bound).nonzero()[0]]
-            at = f" in batch element {tuple(where[:-1])}" if len(where) > 1 else ""
-            raise InfeasibleError(
-                f"Row {redundancy.dependent[where[-1]]} contradicts rows {source}: it misses what they imply by "
-                f"{float(gap.max()):.4g}{at}.",
-                "No point satisfies all of them.",
-                "Correct b, or leave out the row.",
-            )
-        if self.rank == "strict":
+        source = _words(np.unique(redundancy.combination.indices), redundancy.others)
+        if checking():
+            b = self.b.detach().cpu().double().numpy()
+            side = b.reshape(-1, b.shape[-1]).T
+            implied = redundancy.combination @ side[redundancy.others]
+            gap = np.abs(side[redundancy.dependent] - implied).T.reshape(*b.shape[:-1], len(redundancy.dependent))
+            tolerance = 1e-9 if self.b.dtype == torch.float64 else 1e-5
+            wrong = np.argwhere(gap > tolerance * (1 + np.abs(b).max(-1, keepdims=True)))
+            if len(wrong):
+                *element, row = (int(i) for i in wrong[0])
+                at = f" in batch element {tuple(element)}" if element else ""
+                raise InfeasibleError(
+                    f"Row {redundancy.dependent[row]} contradicts rows {source}: it misses what they imply by "
+                    f"{gap.max():.4g}{at}.",
+                    "No point satisfies all of them.",
+                    "Correct b, or leave out the row.",
+                )
+        if self.rank != "reveal":
             raise RankError(
-                f"Rows {names} repeat what rows {source} already say.",
+                f"Rows {_words(redundancy.dependent)} repeat what rows {source} already say.",
                 "A W A^T would be singular.",
                 "Leave them out, or pass rank='reveal' to drop them.",
             )
 
 
-def _system_of(matrix: Any) -> LinearSystem:
+def _system_of(matrix: Any, assume: bool) -> LinearSystem:
     """Analyse the rows of a matrix: cached if shared, not analysed if batched or trained."""
     if not isinstance(matrix, Tensor):
-        return _shared_system(sp.csr_array(matrix))
+        return _shared_system(sp.csr_array(matrix), assume)
     if matrix.layout != torch.strided:
         if matrix.requires_grad:
             raise ParameterError(
@@ -216,16 +218,19 @@ def _system_of(matrix: Any) -> LinearSystem:
                 "Sparse rows are read as constants, so it would never be trained.",
                 "Pass a dense A, or A.detach().",
             )
-        return remembered(matrix, "rows", lambda: _shared_system(scipy_from_sparse(matrix)))
+        return remembered(matrix, ("rows", assume), lambda: _shared_system(scipy_from_sparse(matrix), assume))
     if matrix.requires_grad or matrix.dim() > 2 or not checking():
-        _check_batched(matrix)
+        _check_batched(matrix, assume)
         return LinearSystem.batched(matrix)
-    return remembered(matrix, "rows", lambda: _shared_system(sp.csr_array(matrix.cpu().double().numpy())))
+    dense = matrix
+    return remembered(
+        dense, ("rows", assume), lambda: _shared_system(sp.csr_array(dense.cpu().double().numpy()), assume)
+    )
 
 
-def _shared_system(rows: sp.csr_array) -> LinearSystem:
+def _shared_system(rows: sp.csr_array, assume: bool) -> LinearSystem:
     check_finite("The matrix A", torch.from_numpy(rows.data.astype(np.float64)))
-    return LinearSystem.of(rows)
+    return LinearSystem.of(rows, assume=assume)
 
 
 def remembered(tensor: Tensor, use: Any, build: Callable[[], Any]) -> Any:
@@ -266,11 +271,13 @@ def scipy_from_sparse(matrix: Tensor) -> sp.csr_array:
     return sp.csr_array((entries.values().double().numpy(), (rows, columns)), shape=tuple(matrix.shape))
 
 
-def _check_batched(matrix: Tensor) -> None:
-    """Check that entries are finite and every batch element has full row rank; eager mode only."""
+def _check_batched(matrix: Tensor, assume: bool) -> None:
+    """Check that entries are finite and, unless assumed, every batch element has full row rank; eager mode only."""
     if not checking():
         return
     check_finite("The matrix A", matrix)
+    if assume:
+        return
     rank = torch.linalg.matrix_rank(matrix.detach())
     if bool((rank < matrix.shape[-2]).any()):
         element = tuple(int(i) for i in (rank < matrix.shape[-2]).nonzero()[0])
@@ -287,14 +294,3 @@ def _words(index: np.ndarray, names: np.ndarray | None = None) -> str:
     numbers = [int(i) for i in (index if names is None else names[index])]
     shown = ", ".join(map(str, numbers[:8]))
     return f"[{shown}{', ...' if len(numbers) > 8 else ''}]"
-
-
-def arrays_of(matrix: sp.csr_array) -> Arrays:
-    """A sparse matrix as plain arrays."""
-    return {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": np.array(matrix.shape)}
-
-
-def matrix_of(arrays: Mapping[str, np.ndarray]) -> sp.csr_array:
-    """The inverse of ``arrays_of``."""
-    data, indices, indptr, shape = (arrays[name] for name in ("data", "indices", "indptr", "shape"))
-    return sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from probhard.constraints.base import Arrays, immutable
-from probhard.constraints.equality import LinearEquality, arrays_of, matrix_of, scipy_from_sparse
+from probhard.constraints.equality import LinearEquality, scipy_from_sparse
 from probhard.errors import ParameterError, ShapeError
 from probhard.rows.children import child_rows
-from probhard.rows.maps import SparseMap
+from probhard.rows.maps import SparseMap, arrays_of, matrix_of
 from probhard.rows.system import LinearSystem
 
 

@@ -1,9 +1,12 @@
 """Probability laws: location-scale distributions, their covariances and families, and censored marginals."""
 
-from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+from probhard.laws.correlation import shrunk_correlation
+from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored, LowRank
 from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
 from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
 from probhard.laws.marginals import CensoredMarginals
+from probhard.laws.spectral import Spectral
 from probhard.laws.student_t import student_t
 
 __all__ = [
@@ -15,11 +18,16 @@ __all__ = [
     "Covariance",
     "Dense",
     "Diagonal",
+    "Factored",
     "Family",
+    "HierarchyFactors",
+    "HierarchyPattern",
     "LocationScale",
     "LowRank",
     "Marginals",
+    "Spectral",
     "as_location_scale",
     "marginals",
+    "shrunk_correlation",
     "student_t",
 ]

@@ -2,7 +2,8 @@
 
     C = D + G G^T   ->   diag(s) (own^2 D + shared^2 G G^T) diag(s),          s_i = by_group[groups_i] or 1.
 
-D is what each variable has of its own, G G^T what variables share. A covariance without such parts is multiplied by
+D is what each variable has of its own, G G^T what variables share. Of a spectral covariance, the amplitudes of waves
+are also multiplied by one number for each octave. A covariance without such parts is multiplied by
 ``own^2``; then ``own = shared``. The location stays, and so does the metric of the projection, which is that of the law
 before: projected means do not move.
 """
@@ -10,16 +11,18 @@ before: projected means do not move.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from probhard.errors import ParameterError, ShapeError
+from probhard.laws._transforms import wave_numbers
 from probhard.laws.covariance import Covariance, Factored
 from probhard.laws.distribution import LocationScale
+from probhard.laws.spectral import Spectral
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Calibration:
         shared: Factor on those of the correlated part; equal to ``own`` for covariances without parts.
         by_group: Factor for each group of variables; empty without groups.
         groups: The group of each variable, (n,); empty without groups.
+        by_octave: Factor for waves of each octave of a spectral covariance, long waves first; empty for one of all.
 
     Raises:
         ParameterError: A factor is not positive and finite, or a variable belongs to no group.
@@ -38,15 +42,18 @@ class Calibration:
 
     own: float = 1.0
     shared: float = 1.0
-    by_group: tuple[float, ...] = ()
-    groups: tuple[int, ...] = ()
+    by_group: Sequence[float] = ()
+    groups: Sequence[int] = ()
+    by_octave: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "by_group", tuple(float(x) for x in self.by_group))
+        for name in ("by_group", "by_octave"):
+            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
         object.__setattr__(self, "groups", tuple(int(x) for x in self.groups))
-        if not all(0 < x < math.inf for x in (self.own, self.shared, *self.by_group)):
+        factors = (self.own, self.shared, *self.by_group, *self.by_octave)
+        if not all(0 < x < math.inf for x in factors):
             raise ParameterError(
-                f"The factors of a calibration are {(self.own, self.shared, *self.by_group)}.",
+                f"The factors of a calibration are {factors}.",
                 "They multiply standard deviations, so they must be positive and finite.",
                 "Use calibrate, which fits them on a logarithmic scale.",
             )
@@ -60,7 +67,7 @@ class Calibration:
     @property
     def proportional(self) -> bool:
         """Whether the calibrated covariance is a multiple of the one before."""
-        return self.own == self.shared and len(set(self.by_group)) <= 1
+        return self.own == self.shared and len(set(self.by_group)) <= 1 and set(self.by_octave) <= {1.0}
 
     def apply(self, law: LocationScale) -> LocationScale:
         """The calibrated law.
@@ -75,9 +82,11 @@ class Calibration:
             ParameterError: The weights of two parts differ, and the covariance has no such parts.
             ShapeError: The groups belong to another number of variables.
         """
-        numbers = torch.tensor([self.own, self.shared, *self.by_group], dtype=torch.float64)
-        labels = torch.tensor(self.groups, dtype=torch.int64) if self.groups else None
-        return calibrated(law, numbers, labels)
+        own, shared, by_group, by_octave = (
+            torch.tensor(x, dtype=torch.float64) for x in (self.own, self.shared, self.by_group, self.by_octave)
+        )
+        labels = torch.tensor(self.groups, dtype=torch.int64)
+        return calibrated(law, Numbers(own, shared, by_group, labels, by_octave))
 
     def record(self) -> dict[str, Any]:
         """Plain values to save."""
@@ -105,40 +114,85 @@ class Calibration:
         else:
             parts = [f"own part times {self.own:.4g}", f"correlated part times {self.shared:.4g}"]
         parts += [f"group {group} times {factor:.4g}" for group, factor in enumerate(self.by_group)]
+        parts += [f"waves of octave {octave} times {factor:.4g}" for octave, factor in enumerate(self.by_octave)]
         return "; ".join(parts)
 
 
-def calibrated(law: LocationScale, numbers: Tensor, labels: Tensor | None) -> LocationScale:
+class Numbers(NamedTuple):
+    """The numbers of a calibration as tensors, which may carry gradients."""
+
+    own: Tensor  # ()
+    shared: Tensor  # ()
+    by_group: Tensor  # (groups,), empty without groups
+    labels: Tensor  # group of each variable, (n,) int64, empty without groups
+    by_octave: Tensor  # (octaves,), empty for one number of all waves
+
+
+def calibrated(law: LocationScale, numbers: Numbers) -> LocationScale:
     """Apply the numbers of a calibration, with gradients.
 
     Args:
         law: The law before, over (*batch, n).
-        numbers: own, shared and one factor for each group, (2 + groups,).
-        labels: Group of each variable, (n,) int64; None without groups.
+        numbers: The numbers.
 
     Returns:
         The law with the calibrated covariance.
 
     Raises:
-        ParameterError: own and shared differ, and the covariance has no such parts.
+        ParameterError: There are weights of parts, or of octaves, that the covariance does not have.
         ShapeError: There is another number of labels than of variables.
     """
-    numbers = numbers.to(law.loc)
+    own, shared, by_group, by_octave = (
+        x.to(law.loc) for x in (numbers.own, numbers.shared, numbers.by_group, numbers.by_octave)
+    )
     cov: Covariance = law.cov
+    if len(by_octave):
+        cov = _in_octaves(cov, by_octave)
     if isinstance(cov, Factored):
-        cov = cov.weighted(numbers[0], numbers[1])
+        cov = cov.weighted(own, shared)
     else:
-        if bool(numbers[0] != numbers[1]):
+        if bool(own != shared):
             raise ParameterError(
-                f"The calibration has the weights {float(numbers[0]):.4g} and {float(numbers[1]):.4g} of two parts.",
+                f"The calibration has the weights {float(own):.4g} and {float(shared):.4g} of two parts.",
                 f"A {type(cov).__name__} covariance has no own and correlated part.",
                 "Calibrate the model that gives this law.",
             )
-        cov = cov.scaled(numbers[0].expand(law.event_shape))
-    if labels is not None:
-        check_labels(labels, law.event_shape[-1])
-        cov = cov.scaled(numbers[2:].index_select(0, labels.to(numbers.device)))
+        cov = cov.scaled(own.expand(law.event_shape))
+    if len(by_group):
+        check_labels(numbers.labels, law.event_shape[-1])
+        cov = cov.scaled(by_group.index_select(0, numbers.labels.to(by_group.device)))
     return LocationScale(law.loc, cov, law.family, validate_args=False)
+
+
+def _in_octaves(cov: Covariance, by_octave: Tensor) -> Spectral:
+    """A spectral covariance with the amplitudes of its waves multiplied by one number for each octave."""
+    labels = octaves(cov)
+    if len(by_octave) != int(labels.max()) + 1:
+        raise ParameterError(
+            f"The calibration has {len(by_octave)} octaves, the covariance {int(labels.max()) + 1}.",
+            "It was fitted to fields on another grid.",
+            "Calibrate the model that gives this law.",
+        )
+    assert isinstance(cov, Spectral)
+    power = by_octave.square().index_select(0, labels.to(by_octave.device))
+    return replace(cov, power=cov.power * power)
+
+
+def octaves(cov: Covariance) -> Tensor:
+    """The octave of each wave number of a spectral covariance, (n,) int64: 0 for the mean, then by powers of 2.
+
+    Raises:
+        ParameterError: The covariance is not spectral.
+    """
+    if not isinstance(cov, Spectral):
+        raise ParameterError(
+            f"One number for each octave was asked for, of a {type(cov).__name__} covariance.",
+            "Only a spectral covariance has wave numbers.",
+            "Use groups of variables, or a law with a Spectral covariance.",
+        )
+    size = wave_numbers(cov.shape_of_field, cov.boundary).square().sum(-1).sqrt()
+    octave = torch.where(size > 0, 1 + size.clamp(min=1).log2().floor(), 0.0)
+    return octave.unique(return_inverse=True)[1]
 
 
 def check_labels(labels: Tensor, n: int) -> None:

@@ -5,13 +5,13 @@
 The layer maps a distribution and a constraint to the projected distribution. Its mean and variance serve training
 without sampling. Every draw is projected and therefore feasible. The moments are computed in one of these ways:
 
-| ``covariance``  | moments                                                              | ``"auto"`` takes it for |
-|-----------------|----------------------------------------------------------------------|-------------------------|
-| ``delta``       | from the tangent at the mean                                         | equalities              |
-| ``second-order``| from the tangent and the curvature at the mean                       | never                   |
-| ``censored``    | of the law projected on the equalities, clipped at the bounds        | bounds                  |
-| ``monte-carlo`` | of fixed antithetic draws                                            | other inequalities      |
-| ``keep``        | projected mean, unchanged covariance; draws are not feasible         | never                   |
+| ``covariance``   | moments                                                              | ``"auto"`` takes it for |
+|------------------|----------------------------------------------------------------------|-------------------------|
+| ``delta``        | from the tangent at the mean                                         | equalities              |
+| ``second-order`` | from the tangent and the curvature at the mean                       | never                   |
+| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds                  |
+| ``monte-carlo``  | of fixed antithetic draws                                            | other inequalities      |
+| ``keep``         | projected mean, unchanged covariance; draws are not feasible         | never                   |
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DPPL(nn.Module):
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"auto"``, ``"delta"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
+        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
         on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.

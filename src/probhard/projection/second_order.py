@@ -12,9 +12,9 @@ curve through t is therefore replaced by its osculating circle. With the angle `
     u = u* + t / s + 2 (1 - a / s) b / w^2,     s^2 = a^2 + w^2,
 
 which agrees with the expansion for small w and is exact for spheres. Directions d are the columns of fixed rotations;
-at least as many as variables give the trace exactly. A direction costs one second derivative of h, and no projection.
-Off the set P must be exact: use ``curvature="exact"``. Then a is divided by the curvature there; third derivatives are
-dropped.
+at least as many as variables give the trace exactly. ``h''(t, t)`` is the difference ``h(u* + t) + h(u* - t)``: kinks
+of h that are narrower than the law do not count. No further point is projected. Off the set, P must be exact:
+``curvature="exact"`` also divides ``a - 1`` by the curvature there, and drops third derivatives.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _moments(
     noise = _directions(size).to(u).reshape(-1, *[1] * (u.dim() - 1), size) * base.family.unit_variance**0.5
     d = base.cov.to(torch.float64).root(noise).expand(-1, *u.shape)
     d = d if projector.first is None else projector.first.apply(d)
-    t, point = tangent.moved(d), u.expand(d.shape)  # (m, *batch, n)
-    bent = _second_derivative(projector.curved, point, t)  # h''(t, t), (m, *batch, q)
+    t = tangent.moved(d)  # (m, *batch, n)
+    bent = _bend(projector.curved, u, t)  # (m, *batch, q)
     multiplier, pull = rows.multiplier(rows.core.apply(d)), rows.multiplier(bent)
     b = -0.5 * rows.weight.apply(rows.core.transpose(pull))
     length = _norm(t, rows.weight)
@@ -93,7 +93,7 @@ def _moments(
     across = (b_plus + b_minus) / 2 * b
     shift = across
     if not projector.own:  # else normal and tangential noise are independent
-        turned = projector.curved.curvature(point, multiplier, t)
+        turned = projector.curved.curvature(u.expand(t.shape), multiplier, t)
         shift = across - t_plus * t_minus * rows.apply(rows.weight.apply(turned))
     shares = divide(((t_plus.square() + t_minus.square()) / 2 * t.square()).mean(0), t.square().mean(0))
     # All directions have the norm sqrt(size); that of normal noise varies.
@@ -107,16 +107,9 @@ def _norm(x: Tensor, weight: Covariance) -> Tensor:
     return divide(x.square(), weight.diagonal().expand(x.shape)).sum(-1, keepdim=True)
 
 
-def _second_derivative(curved: NonlinearEquality, u: Tensor, x: Tensor) -> Tensor:
-    """``h''(u)(x, x)`` (*lead, q) for u and x (*lead, n), by two forward derivatives."""
-    u, x = u.contiguous(), x.contiguous()
-
-    def slope(point: Tensor) -> Tensor:
-        if curved.linearise is not None:  # cheaper than differentiating twice
-            return curved.jacobian_rows(point).apply(x)
-        return torch.func.jvp(curved.residual, (point,), (x,))[1]
-
-    return torch.func.jvp(slope, (u,), (x,))[1]
+def _bend(curved: NonlinearEquality, u: Tensor, t: Tensor) -> Tensor:
+    """``h(u + t) - 2 h(u) + h(u - t)`` (m, *batch, q) for u (*batch, n): ``h''(t, t)`` at the scale of the law."""
+    return curved.residual(u + t) + curved.residual(u - t) - 2 * curved.residual(u)
 
 
 def _circle(a: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:

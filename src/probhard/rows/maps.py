@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -163,3 +163,14 @@ def multiply(row: Index, column: Index, value: Numbers, x: Numbers, out: Numbers
         images[:] = 0
         product(row, column, value, points, images)
         store(images, first, out)
+
+
+def arrays_of(matrix: sp.csr_array) -> dict[str, np.ndarray]:
+    """A sparse matrix as plain arrays."""
+    return {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": np.array(matrix.shape)}
+
+
+def matrix_of(arrays: Mapping[str, np.ndarray]) -> sp.csr_array:
+    """The inverse of ``arrays_of``."""
+    data, indices, indptr, shape = (arrays[name] for name in ("data", "indices", "indptr", "shape"))
+    return sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))

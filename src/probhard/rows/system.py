@@ -33,23 +33,14 @@ from probhard.rows.dense import DenseRows, NullRows
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.elimination import plan_elimination
 from probhard.rows.maps import DenseMap, SparseMap
-from probhard.rows.presolve import Pins, dependent_rows, find_pins
+from probhard.rows.presolve import Pins, find_pins
+from probhard.rows.rank import Redundancy, find_redundancy
 from probhard.rows.sparse import SparseRows
 from probhard.rows.tree import Tree
 
 SPARSE_ROWS = 48  # fewer rows are always factored densely
 SPARSE_SHARE = 0.2  # ... and so are rows with a larger share of non-zero entries
-DENSE_RANK_LIMIT = 50_000_000  # up to this many entries, the rank is computed by a dense QR factor
 SQUARED_LIMIT = 2048  # up to this many variables, squared entries of a fixed projector are cached
-
-
-@dataclass(frozen=True)
-class Redundancy:
-    """Rows that depend on others: ``A[dependent] = combination @ A[others]``."""
-
-    dependent: np.ndarray  # row numbers, (d,)
-    others: np.ndarray  # row numbers, (q - d,)
-    combination: np.ndarray  # (d, q - d)
 
 
 def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | None] | None:
@@ -70,7 +61,7 @@ def choose(matrix: sp.csr_array, proven: bool) -> tuple[Structure, SparseMap | N
     tree = Tree.find(rows)
     if tree is not None:
         return tree, transform
-    if not proven and children is None and matrix.shape[0] * matrix.shape[1] <= DENSE_RANK_LIMIT:
+    if not proven and children is None:
         return None
     count, variables = rows.shape
     if count >= SPARSE_ROWS and rows.nnz <= SPARSE_SHARE * count * variables:
@@ -110,26 +101,28 @@ class LinearSystem(OnDevice):
     matrix: sp.csr_array | None = None
 
     @classmethod
-    def of(cls, matrix: sp.csr_array, held: np.ndarray | None = None) -> LinearSystem:
+    def of(cls, matrix: sp.csr_array, held: np.ndarray | None = None, assume: bool = False) -> LinearSystem:
         """The system of a shared matrix; dependent rows are left out and recorded in ``redundancy``.
 
         Args:
             matrix: A, (q, n).
             held: Variables that no projection may move.
+            assume: Take the rows as independent, without a search, unless a row has no variable left.
         """
         matrix = sp.csr_array(matrix, dtype=np.float64)
-        system = cls._of_full_rank(matrix, held)
+        system = cls._of_full_rank(matrix, held, proven=assume)
         if system is None:
-            independent, dependent, combination = dependent_rows(matrix.toarray())
-            system = cls._of_full_rank(sp.csr_array(matrix[independent]), held, proven=True)
+            redundancy = find_redundancy(matrix)
+            used = np.arange(matrix.shape[0]) if redundancy is None else redundancy.others
+            system = cls._of_full_rank(sp.csr_array(matrix[used]), held, proven=True)
             assert system is not None
-            if len(dependent):
-                inner = np.arange(len(independent)) if system.kept is None else system.kept.numpy()
+            if redundancy is not None:
+                inner = np.arange(len(used)) if system.kept is None else system.kept.numpy()
                 system = replace(
                     system,
-                    kept=torch.from_numpy(independent[inner].astype(np.int64)),
-                    pins=None if system.pins is None else system.pins.renumbered(independent),
-                    redundancy=Redundancy(dependent, independent, combination),
+                    kept=torch.from_numpy(used[inner].astype(np.int64)),
+                    pins=None if system.pins is None else system.pins.renumbered(used),
+                    redundancy=redundancy,
                 )
         return replace(system, map=SparseMap(matrix), matrix=matrix)
 

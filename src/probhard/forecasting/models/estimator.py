@@ -20,6 +20,7 @@ from probhard.forecasting.models.network import DeepVAR
 from probhard.forecasting.models.windows import Layout, RandomWindows, Window, Windows, last_windows
 from probhard.laws.family import NORMAL, Family
 from probhard.method import NOTHING, Method, as_method
+from probhard.score import Functionals, Levels
 
 try:
     from gluonts.torch.model.estimator import PyTorchLightningEstimator, TrainOutput
@@ -43,6 +44,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         context_length: Steps before the horizon; by default 3 H, at least the longest lag.
         lags_seq, time_features: By default those of the frequency; time features are names in ``CYCLES``.
         rank, family: Columns of the covariance's low-rank part (0: diagonal), and ``NORMAL`` or ``student_t(df)``.
+        functionals: Family whose CRPS joins the loss, as in ``Method``, or ``"levels"`` for those of the hierarchy.
         scaling: ``"mean"`` (True), ``"centre"`` or ``"none"`` (False), as in ``DeepVAR``.
         num_feat_dynamic_real, seed: Rows of ``feat_dynamic_real``, and the seed of weights, windows and draws.
     The other arguments are those of GluonTS's estimators. Invalid arguments raise ParameterError.
@@ -63,6 +65,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         dropout_rate: float = 0.1,
         rank: int = 0,
         family: Family = NORMAL,
+        functionals: str | Functionals | None = None,
         scaling: bool | str = True,
         num_feat_dynamic_real: int = 0,
         lr: float = 1e-3,
@@ -104,6 +107,8 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         )
         self.method = as_method(method)
         self.constraint = _constraint(hierarchy, constraint, self.method)
+        if functionals is not None:
+            self.method = self.method.replace(functionals=_functionals(functionals, self.constraint))
         self.network_options: dict[str, Any] = {
             "num_layers": num_layers,
             "hidden_size": hidden_size,
@@ -213,6 +218,21 @@ def _check_options(sizes: Mapping[str, Any], counts: Mapping[str, Any], rates: M
                 "lr is positive, weight_decay is not negative, dropout_rate is from 0 to below 1.",
                 "Pass a number in that range, for instance lr=1e-3.",
             )
+
+
+def _functionals(functionals: str | Functionals, constraint: Constraint) -> Functionals:
+    """The family of a name: the levels of the hierarchy among the parts of the constraint."""
+    if not isinstance(functionals, str):
+        return functionals
+    check_choice("functionals", functionals, ("levels",))
+    for part in constraint.parts():
+        if isinstance(part, Hierarchy):
+            return Levels(part)
+    raise ParameterError(
+        "DeepVAREstimator got functionals='levels' without a hierarchy.",
+        "The levels are those of its tree.",
+        "Pass hierarchy=S, or a family such as Directions(matrix).",
+    )
 
 
 def _constraint(hierarchy: Any, constraint: Constraint | None, method: Method) -> Constraint:

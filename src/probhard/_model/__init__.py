@@ -1,0 +1,1 @@
+"""Parts of ``probhard.model``: batches of data, and the losses of laws and of points."""

@@ -1,0 +1,101 @@
+"""Losses of a batch: the score of a law, of its draws, of points, of functionals, or a function of the user's.
+
+law: sum_i S(F_i, y_i),     point: sum_i |u_i - y_i|, the CRPS of a point mass,     own: sum of score(u, batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from probhard import score as scores
+from probhard._model.batch import Batch
+from probhard._score.checks import check_target, masked, observed
+from probhard._util.tensors import broadcast
+from probhard.errors import ParameterError, ShapeError
+from probhard.laws.distribution import LocationScale
+from probhard.method import Method, Score
+from probhard.projection.projected import Projected
+
+Law = Projected | LocationScale
+
+
+def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
+    """The summed score of a law over (*batch, n), or of its draws, and the weighted score of its functionals."""
+    draws = law.rsample((method.training.draws,)) if method.training.draws else None  # (S, *batch, n)
+    if callable(method.score):
+        total = _own_score(method.score, law if draws is None else draws, batch)
+    else:
+        total = _law_score(method.score, law, draws, _target(batch, (*law.batch_shape, *law.event_shape)), batch.mask)
+    if method.functionals is None or not method.functional_weight:
+        return total
+    family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
+    if draws is None:
+        score = scores.crps(law, target, mask=batch.mask, functionals=family)
+    else:
+        score = scores.crps_ensemble(draws, target, batch.mask, estimator="fair", functionals=family)
+    return total + method.functional_weight * target.shape[-1] * (score * family.weight.to(score)).sum()
+
+
+def point_loss(method: Method, points: Tensor, batch: Batch) -> Tensor:
+    """The summed score of points (*batch, n); the CRPS of a point is its absolute error."""
+    if method.training.draws or method.functionals is not None:
+        raise missing_law("The method scores draws or functionals")
+    if callable(method.score):
+        return _own_score(method.score, points, batch)
+    if method.score != "crps":
+        raise missing_law(f"The score {method.score!r} needs a law")
+    target = observed(_target(batch, points.shape), batch.mask, points.detach())
+    return masked((points - target).abs(), batch.mask).sum()
+
+
+def _law_score(name: str, law: Law, draws: Tensor | None, target: Tensor, mask: Tensor | None) -> Tensor:
+    """The summed score of this name."""
+    if draws is None:
+        return scores.SCORES[name](law, target, mask=mask).sum()
+    if name == "crps":
+        return scores.crps_ensemble(draws, target, mask=mask, estimator="fair").sum()
+    quantiles = scores.sample_quantiles(draws, scores.LEVELS)
+    return scores.quantile_loss(quantiles, target, scores.LEVELS, mask=mask).mean(0).sum()
+
+
+def _own_score(score: Score, prediction: Any, batch: Batch) -> Tensor:
+    """The sum of the user's score, with checks of what it returns."""
+    value = score(prediction, batch)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"the type {type(value).__name__}"
+        raise ParameterError(
+            f"The score returned {kind}.",
+            "The loss is its sum and needs a gradient.",
+            "Return a tensor of floats, one for each sample, such as ((u - batch.target) ** 2).sum(-1).",
+        )
+    return value.sum()
+
+
+def missing_law(what: str) -> ParameterError:
+    """The error where a law is needed and the backbone returns points."""
+    return ParameterError(
+        f"{what}, and the backbone returns points (one tensor).",
+        "A point has no spread.",
+        "Call model(x) for points, with score='crps' or a function as the score; or return (mean, stddev).",
+    )
+
+
+def _target(batch: Batch, shape: Sequence[int]) -> Tensor:
+    """The target, checked not to be broadcast to the shape (*batch, n) of the prediction."""
+    if batch.target is None:
+        raise ParameterError(
+            "loss() got a batch without a target.",
+            "There is nothing to score.",
+            "Pass (inputs, target), or score=... with a function of the prediction and the batch.",
+        )
+    check_target(shape, batch.target)
+    if tuple(batch.target.shape) != tuple(broadcast(batch.target.shape, shape)):
+        raise ShapeError(
+            f"The target has shape {tuple(batch.target.shape)}, the prediction {tuple(shape)}.",
+            "One target would be broadcast to several samples.",
+            "Pass one target for each sample, (*batch, n); if they really are equal, expand the target.",
+        )
+    return batch.target
