@@ -64,8 +64,8 @@ class Scored:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Mean size of each functional, for relative widths, (k,)."""
-        return mean_size(self.values)
+        """Mean absolute value of each functional, for relative widths, (k,)."""
+        return self.values.abs().mean(0)
 
     @cached_property
     def relative(self) -> Tensor:
@@ -120,8 +120,8 @@ class Scored:
         lower, upper = self.intervals(kind, calibration, test, level)
         values, sizes, free = self.values, self.sizes, self.free
         if kind == JOINT:
-            values, sizes, free = self.target, mean_size(self.target), (self.joint.deviations.scales > 0).any(0)
-        slack = 1e-9 * sizes
+            values, sizes, free = self.target, self.target.abs().mean(0), (self.joint.deviations.scales > 0).any(0)
+        slack = 1e-9 * sizes.mean()
         held = ((lower - slack <= values[test]) & (values[test] <= upper + slack))[:, free]
         if kind in (JOINT, FAMILY):
             promise = Promise.of(self.scores[kind][calibration], level, True, None)
@@ -129,14 +129,8 @@ class Scored:
             covered = (self.scores[kind][test] <= promise.threshold) & obeys
         else:
             covered = held.all(-1)
-        width = ((upper - lower) / sizes)[:, free].mean(-1)
+        width = (upper - lower)[:, free].sum(-1) / sizes[free].sum()
         return covered.double(), held.double().mean(-1), (lower < 0).double().mean(-1), width
-
-
-def mean_size(values: Tensor) -> Tensor:
-    """Mean absolute values (k,) of values (count, k), and at least a hundredth of their mean."""
-    size = values.abs().mean(0)
-    return size.clamp(min=1e-2 * float(size.mean()))
 
 
 def kinds_of(case: Case) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,21 +39,33 @@ def render(lines: Sequence[Line]) -> str:
         lines: Result lines.
     """
     splits, origins = _by_kind(lines)
+    peers = [line for line in lines if line["sets"] == PEER]
     values = {
         "wider": Figure(partial(_wider, lines)),
-        "short": _short(origins),
-        "gap": _gap(splits),
-        "splits": _largest(splits, "splits"),
-        "units": _largest(splits, "units"),
-        "scatter": _scatter(splits),
-        "peer": _range([_ratio(line, lines, EACH) for line in lines if line["sets"] == PEER]),
+        "short": _figure(_short, origins),
+        "gap": _figure(_gap, splits),
+        "splits": _figure(lambda known: str(max(line["splits"] for line in known)), splits),
+        "units": _figure(lambda known: str(max(line["units"] for line in known)), splits),
+        "scatter": _figure(_scatter, splits),
+        "peer": _figure(lambda known: _range([_ratio(line, lines, EACH) for line in known]), peers),
         "once": Figure(partial(_once, splits)),
-        "negative": _percent([line["negative"] for line in lines if line["sets"] == PEER]),
+        "negative": _figure(lambda known: _percent([line["negative"] for line in known]), peers),
         "violation": f"{max(line['violation'] for line in lines):.1g}",
-        "splits_table": _splits_table(splits),
-        "origins_table": _origins_table(origins),
+        "splits_table": _figure(_splits_table, splits),
+        "origins_table": _figure(_origins_table, origins),
     }
     return templates.fill(PAGE, values)
+
+
+def _figure(text: Callable[[Sequence[Line]], str], lines: Sequence[Line]) -> Figure:
+    """A text from lines; its block is left out if there are none."""
+
+    def filled(_: str) -> str:
+        if not lines:
+            raise MissingFigureError("lines")
+        return text(lines)
+
+    return Figure(filled)
 
 
 def _by_kind(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
@@ -71,15 +83,11 @@ def _ratio(line: Line, lines: Sequence[Line], other: str) -> float | None:
 
 def _range(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    if not known:
-        return ""
     low, high = f"{min(known):.2g}", f"{max(known):.2g}"
     return low if low == high else f"{low} to {high}"
 
 
 def _percent(values: Sequence[float]) -> str:
-    if not values:
-        return ""
     low, high = f"{100 * min(values):.0f}", f"{100 * max(values):.0f}"
     return f"{low} %" if low == high else f"{low} to {high} %"
 
@@ -97,8 +105,6 @@ def _short(origins: Sequence[Line]) -> str:
     """Which data sets fall short of the level by more than 0.05 with the sets of ``FAMILY``."""
     family = [line for line in origins if line["sets"] == FAMILY]
     low = [f"{line['case']} {line['at_once']:.2f} at {line['level']:g}" for line in family if _falls_short(line)]
-    if not family:
-        return ""
     return f"bands fall short on {len(low)} of {len(family)} rows: {', '.join(low)}." if low else "no row falls short."
 
 
@@ -107,7 +113,7 @@ def _falls_short(line: Line) -> bool:
 
 
 def _gap(splits: Sequence[Line]) -> str:
-    return f"{max(abs(line['measured'] - line['promised']) for line in _promised(splits)):.3f}" if splits else ""
+    return f"{max(abs(line['measured'] - line['promised']) for line in _promised(splits)):.3f}"
 
 
 def _promised(splits: Sequence[Line]) -> list[Line]:
@@ -115,17 +121,11 @@ def _promised(splits: Sequence[Line]) -> list[Line]:
 
 
 def _scatter(splits: Sequence[Line]) -> str:
-    if not splits:
-        return ""
     measured, expected = (
         f"{min(values):.3f} to {max(values):.3f}"
         for values in ([line[name] for line in _promised(splits)] for name in ("spread", "expected_spread"))
     )
     return f"{measured} (standard deviation; theory: {expected})"
-
-
-def _largest(lines: Sequence[Line], name: str) -> str:
-    return str(max(line[name] for line in lines)) if lines else ""
 
 
 def _once(splits: Sequence[Line], sets: str) -> str:
@@ -136,8 +136,6 @@ def _once(splits: Sequence[Line], sets: str) -> str:
 
 
 def _splits_table(splits: Sequence[Line]) -> str:
-    if not splits:
-        return ""
     rows = []
     for line in splits:
         range_ = f"{line['measured']:.3f} ({line['lowest']:.3f} to {line['highest']:.3f})"
@@ -149,8 +147,6 @@ def _splits_table(splits: Sequence[Line]) -> str:
 
 
 def _origins_table(origins: Sequence[Line]) -> str:
-    if not origins:
-        return ""
     rows = [
         [
             line["case"],

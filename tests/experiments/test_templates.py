@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from experiments.conformal import tables as conformal
 from experiments.records import Records
 from experiments.templates import Figure, MissingFigureError
 
@@ -74,6 +75,13 @@ def test_committed_pages_of_forecasts_and_times_are_what_their_lines_give() -> N
     assert tables.render(lines) == (RESULTS / "forecasting.md").read_text()
     lines = Records(RESULTS / "timing.jsonl", timing.KEYS).read()
     assert timing.render(lines) == (RESULTS / "timing.md").read_text()
+
+
+def test_the_committed_page_of_conformal_sets_is_what_its_lines_give() -> None:
+    lines = Records(RESULTS / "conformal.jsonl", conformal.KEYS).read()
+    page = (RESULTS / "conformal.md").read_text()
+    assert conformal.render(lines) == page
+    assert page.count("\n\n") == conformal.PAGE.read_text().count("\n\n")  # no finding was left out
 
 
 def test_the_committed_page_on_first_order_is_what_its_lines_give() -> None:
