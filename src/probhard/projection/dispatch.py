@@ -29,6 +29,7 @@ from torch import Tensor
 from probhard._util.tensors import broadcast_batch, checking
 from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint
+from probhard.constraints.intersection import check_constraint
 from probhard.constraints.monotone import Monotone
 from probhard.constraints.shapes import Profiles, profiles
 from probhard.errors import ParameterError
@@ -123,12 +124,7 @@ def _plan(constraint: Constraint, z: Tensor) -> Plan:
     known = constraint.plans.get(n) if isinstance(constraint, Constraint) and checking() else None
     if known is not None and known.current:
         return known
-    if not isinstance(constraint, Constraint):
-        raise ParameterError(
-            f"DPPL got a {type(constraint).__name__} as its constraint.",
-            "It projects on constraints of probhard.",
-            "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'.",
-        )
+    check_constraint(constraint, "DPPL")
     constraint.check_event(z, "The distribution")
     parts = parts_of(constraint, n)
     if parts.kept is None:
@@ -189,7 +185,7 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
     """Semicontinuous values: each a profile of one point, or along monotone profiles."""
     alone = parts.linear is None and not (parts.inequalities or parts.shapes)
     shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
-    others = parts.nonlinear or parts.curved or parts.convex_programs or parts.diminishing
+    others = parts.curved or parts.convex_programs or parts.nonlinear is not None or parts.diminishing is not None
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
@@ -288,7 +284,8 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
 
 def _diminishing(parts: Parts, weight: Covariance, options: Options) -> DiminishingProjector:
     assert parts.diminishing is not None
-    others = parts.linear or parts.nonlinear or parts.inequalities or parts.shapes or parts.curved
+    equalities = parts.linear is not None or parts.nonlinear is not None
+    others = equalities or parts.inequalities or parts.shapes or parts.curved
     like = weight.diagonal().new_empty(0, dtype=torch.float64)
     bounds = _uniform(parts, 1, like)
     if others or bounds is None or not isinstance(weight, Diagonal):
