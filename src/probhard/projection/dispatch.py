@@ -10,7 +10,8 @@
 | semicontinuous values, alone or as one monotone shape          | ``PooledProjector``      | branch and bound      |
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
-| bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
+| bounds, shared dense rows, also under one constant weight       | ``ReducedProjector``     | pivoting of rows      |
+| bounds, other shared rows, shapes                              | ``FaceProjector``        | active sets           |
 | the same under weights ``D + G G^T``                           | ``FactoredProjector``    | Newton over D         |
 | the same under dense weights, or with rows per batch element   | ``CoupledProjector``     | active sets, dense    |
 | curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
@@ -48,6 +49,7 @@ from probhard.projection.nonlinear import NonlinearProjector
 from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
 from probhard.projection.profiles import ATTAINED, PooledProjector, ProfileSet
+from probhard.projection.reduced import reduced
 from probhard.rows.disjoint import DisjointRows
 
 REGULAR = 1e-8  # smallest share of independent noise in a variance; below it, weights are solved densely
@@ -94,11 +96,13 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     """
     plan = _plan(constraint, z)
     broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
-    if _factored(plan.parts, weight):
+    direct = reduced(plan.parts, weight, options)
+    if direct is None and _factored(plan.parts, weight):
         assert isinstance(weight, Factored)
-        inner = _routed(plan, Diagonal(weight.diagonal_part), options)
+        own = Diagonal(weight.diagonal_part)
+        inner = reduced(plan.parts, own, options) or _routed(plan, own, options)
         return FactoredProjector(inner, plan.parts, weight, options)
-    return _routed(plan, weight, options)
+    return direct or _routed(plan, weight, options)
 
 
 def _routed(plan: Plan, weight: Covariance, options: Options) -> Projector:
