@@ -44,12 +44,13 @@ class Law:
         return METHODS["probhard-ob"].replace(functionals=case.blocks, functional_weight=self.weight)
 
 
-WEIGHT = 0.3
+WEIGHT = 0.3  # of the functionals, chosen on the validation fields of CHOICE
+OTHER, CHOICE = "joint, weight 0.1", ("tracer", 0)
 LAWS = {
     "diagonal": Law({}),
     "joint": Law({"rank": RANK}, WEIGHT),
-    "joint 0.1": Law({"rank": RANK}, 0.1),
-    "joint 0.3": Law({"rank": RANK}, 0.3),
+    "joint, weight 0.1": Law({"rank": RANK}, 0.1),
+    "spectral": Law({"covariance": "spectral"}, WEIGHT),
 }
 
 
@@ -80,7 +81,7 @@ class FieldJob:
     @property
     def name(self) -> str:
         """Identifies the job; a valid file name."""
-        return f"{self.problem}-{self.law.replace(' ', '-')}-{self.seed}-{self._epochs}"
+        return f"{self.problem}-{self.law.replace(', weight ', '-')}-{self.seed}-{self._epochs}"
 
     @property
     def _epochs(self) -> int:
@@ -199,6 +200,6 @@ def grid(
         FieldJob(problem, law, seed, **options)
         for seed in seeds
         for problem in problems or CASES
-        for law in laws or ("diagonal", "joint")
+        for law in laws or ("diagonal", "joint", *([OTHER] if (problem, seed) == CHOICE else []))
     ]
     return Grid(jobs, Records(path, KEYS))

@@ -111,7 +111,7 @@ def _tracer() -> Case:
         return Data(*seen, *(batch(flow, torch.float64) for flow in (calibration, test)))
 
     options = {"modes": (8, 8), "width": 24, "padding": 0}
-    return Case("tracer", tracer.shape, data, tracer.constraint, Schedule(100), options, (200, 40, 60, 100), True)
+    return Case("tracer", tracer.shape, data, tracer.constraint, Schedule(60), options, (200, 40, 60, 100), True)
 
 
 CASES: dict[str, Callable[[], Case]] = {

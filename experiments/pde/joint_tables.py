@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import templates
-from experiments.pde.joint_figures import picture
+from experiments.pde.joint import CHOICE, OTHER
+from experiments.pde.joint_figures import COLOURS, picture
 from experiments.templates import Figure, MissingFigureError
 
 Line = Mapping[str, Any]
@@ -55,7 +56,7 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         lines: Result lines.
         quick: Whether they are those of a quick run, of which no findings are told.
     """
-    laws = list(dict.fromkeys(line["law"] for line in lines))
+    laws = [law for law in COLOURS if any(line["law"] == law for line in lines)]
     problems = list(dict.fromkeys(line["problem"] for line in lines))
     both = [p for p in problems if _pairs(lines, p)]
     values = {
@@ -69,6 +70,7 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         "scores": _scores(lines, problems, laws),
         "crps": _by_scale(lines, problems, laws),
         "rebuttal": _rebuttal(lines, laws),
+        "choice": Figure(lambda _: _choice(lines)),
         "steps": Figure(lambda _: _steps(lines)),
     }
     return templates.fill(PAGE, values)
@@ -226,6 +228,16 @@ def _rebuttal(lines: Sequence[Line], laws: Sequence[str]) -> str:
 def _step_ratios(lines: Sequence[Line]) -> dict[str, float]:
     timed = [line for line in lines if line["law"] == JOINT and "step_seconds" in line]
     return {line["problem"]: line["step_seconds"] / line["diagonal_step_seconds"] for line in timed}
+
+
+def _choice(lines: Sequence[Line]) -> str:
+    """Energy scores on the validation fields on which the weight of functionals was chosen."""
+    tried = {line["law"]: line for line in lines if (line["problem"], line["seed"]) == CHOICE and OTHER in line["law"]}
+    others = _of(lines, CHOICE[0], JOINT)
+    at = [line["validation_energy"] for line in others if line["seed"] == CHOICE[1]]
+    if not tried or not at:
+        raise MissingFigureError("choice")
+    return f"{at[0]:.3g} with 0.3 and {tried[OTHER]['validation_energy']:.3g} with 0.1"
 
 
 def _steps(lines: Sequence[Line]) -> str:

@@ -20,6 +20,7 @@ from probhard._model.losses import law_loss, missing_law, point_loss
 from probhard._util.atomic import replacing
 from probhard._util.saved import read_model
 from probhard.constraints.base import Constraint
+from probhard.constraints.intersection import check_constraint
 from probhard.errors import ParameterError
 from probhard.laws.calibration import Calibration
 from probhard.laws.distribution import LocationScale, as_location_scale
@@ -49,7 +50,7 @@ class ConstrainedModel(nn.Module):
         calibration: Numbers that correct the spread of the law before its projection (see ``calibrate``), or None.
 
     Raises:
-        ParameterError: If the method is not known.
+        ParameterError: If the method is not known, or there is no constraint.
     """
 
     calibration: Calibration | None = None
@@ -62,6 +63,8 @@ class ConstrainedModel(nn.Module):
         score: str | Score | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(constraint_fn, type) or not callable(constraint_fn):
+            check_constraint(constraint_fn, "ConstrainedModel")
         self.backbone = backbone
         self.constraint_fn = constraint_fn
         self.method = as_method(method) if score is None else as_method(method).replace(score=score)
@@ -72,7 +75,9 @@ class ConstrainedModel(nn.Module):
         """The constraint of a batch, which is anything that ``Batch.of`` takes."""
         if isinstance(self.constraint_fn, Constraint):
             return self.constraint_fn
-        return self.constraint_fn(Batch.of(batch).context)
+        constraint = self.constraint_fn(Batch.of(batch).context)
+        check_constraint(constraint, "ConstrainedModel")
+        return constraint
 
     def forward(self, batch: Any) -> Projected | LocationScale | Tensor:
         """The prediction for a batch, by the inference step of the method.

@@ -256,6 +256,13 @@ class Constraint(ABC):
 
         return join(self, other)
 
+    def __bool__(self) -> bool:
+        raise ParameterError(
+            f"A {type(self).__name__} was used as true or false, by 'and', 'or', 'not' or 'if'.",
+            "Python then keeps one of two constraints and drops the other.",
+            "Join constraints with '&', as in a & b; ask whether there is one with 'is None'.",
+        )
+
 
 def _largest(u: Tensor, *parts: Tensor) -> Tensor:
     largest = [part.amax(-1) for part in parts if part.shape[-1]]

@@ -7,6 +7,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from probhard.constraints.base import Constraint, immutable, joined, same_variables
+from probhard.errors import ParameterError
 
 ORDER = ("linear", "nonlinear", "box")  # roles with at most one part; they come first, in this order
 
@@ -84,8 +85,12 @@ def join(first: object, second: object) -> Any:
         A merged constraint or an ``Intersection``; NotImplemented if an argument is not a constraint.
 
     Raises:
+        ParameterError: An argument is None, a list or a class.
         ShapeError: The numbers of variables differ.
     """
+    for value in (first, second):
+        if value is None or isinstance(value, list | tuple | type):
+            check_constraint(value, "'&'")
     if not (isinstance(first, Constraint) and isinstance(second, Constraint)):
         return NotImplemented
     same_variables(first, second)
@@ -101,6 +106,28 @@ def join(first: object, second: object) -> Any:
     if len(merged) == 1:
         return merged[0]
     return Intersection(*sorted(merged, key=lambda part: ORDER.index(part.role) if part.role in ORDER else len(ORDER)))
+
+
+def check_constraint(value: object, user: str) -> None:
+    """Check that a value is a constraint.
+
+    Args:
+        value: What was passed.
+        user: Who got it, for errors.
+
+    Raises:
+        ParameterError: It is something else, such as None or a list of constraints.
+    """
+    if isinstance(value, Constraint):
+        return
+    if isinstance(value, list | tuple | set | dict):
+        what, fix = f"a {type(value).__name__} of {len(value)}", "Join several constraints with '&', as in a & b."
+    elif isinstance(value, type) and issubclass(value, Constraint):
+        what, fix = f"the class {value.__name__}", f"Build a constraint from it: {value.__name__}(...)."
+    else:
+        what = "None" if value is None else f"a {type(value).__name__}"
+        fix = "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'."
+    raise ParameterError(f"{user} got {what} as its constraint.", "It takes one constraint of probhard.", fix)
 
 
 def _joined(parts: list[Constraint]) -> Constraint:

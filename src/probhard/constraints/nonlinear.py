@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
+from probhard.constraints._start import check_start as check_start
 from probhard.constraints._time import rows_in_time
 from probhard.constraints.base import Constraint, immutable, joined
 from probhard.errors import ParameterError, ShapeError
@@ -72,7 +72,8 @@ class NonlinearEquality(Constraint):
             raise ShapeError(
                 f"The constraint function returned {shape} for points of shape {tuple(u.shape)}.",
                 "It must return one residual per row and point, (*batch, q).",
-                "Keep the leading dimensions; write a single residual as h.unsqueeze(-1).",
+                "Keep the leading dimensions: index variables as u[..., i], sum over dim=-1, stack along dim=-1, and "
+                "write a single residual as h.unsqueeze(-1).",
             )
         return residual
 
@@ -280,20 +281,3 @@ def _both(first: NonlinearEquality, second: NonlinearEquality) -> NonlinearEqual
             return torch.cat(pieces, -2)
 
     return NonlinearEquality(fn, (*first.args, *second.args), jacobian)
-
-
-def check_start(constraint: NonlinearEquality, z: Tensor) -> None:
-    """Check that a constraint is finite at the points z (*batch, n) to project; eager mode only.
-
-    Raises:
-        ParameterError: It is NaN or infinite at some of them.
-    """
-    if not checking():
-        return
-    bad = ~torch.isfinite(constraint.residual(z)).all(-1)
-    if bool(bad.any()):
-        raise ParameterError(
-            f"The constraint function returned NaN or infinity for {int(bad.sum())} of {bad.numel()} points.",
-            "The solver needs its values and derivatives there.",
-            "Make it finite for all points: guard logarithms, roots and powers of negative numbers.",
-        )

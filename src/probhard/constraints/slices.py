@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from probhard.constraints.base import Constraint
+from probhard.constraints.intersection import check_constraint
 from probhard.errors import ShapeError
 
 
@@ -21,6 +22,7 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
         ShapeError: The shape, or data that differs in time, does not fit.
         ParameterError: The constraint cannot be lifted.
     """
+    check_constraint(constraint, "per_slice")
     slices, width = shape
     if min(shape) < 1:
         raise ShapeError(f"per_slice got shape={shape}.", "A field has slices of points.", "Use (nt, nx), time first.")

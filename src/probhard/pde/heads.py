@@ -81,7 +81,7 @@ class Head(nn.Module):
             spectral law (batch, 3, *grid).
         """
         mean, spread, *shared = outputs.split([1] * min(3, self.channels) + [self.rank] * bool(self.rank), 1)
-        law = [mean, softplus(spread + OWN * bool(shared)) + FLOOR]
+        law = [mean, softplus(spread + OWN if shared else spread) + FLOOR]
         if shared:
             variance = softplus(shared[0] + SHARED) + FLOOR
             law.append(variance if self.spectral else self._factor(variance, shared[1]))

@@ -159,7 +159,9 @@ class VarianceNO(nn.Module):
         self.lift = nn.Linear(channels, width)
         self.spectral = nn.ModuleList(FourierLayer(width, modes) for _ in range(layers))
         self.pointwise = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, self.law.channels)
+        joint = self.law.channels > 2
+        self.hidden, self.head = nn.Linear(width, HEAD), nn.Linear(HEAD, 1 if joint else 2)
+        self.spread = nn.Linear(HEAD, self.law.channels - 1) if joint else None
         self.dropout = nn.Dropout(dropout)
         self.network: Callable[[Tensor], Tensor] | None = None  # the compiled ``moments``, if compiled
 
@@ -207,7 +209,12 @@ class VarianceNO(nn.Module):
             v = mixed + _pointwise(cast(nn.Linear, linear), v)
             if index < last:
                 v = self.dropout(gelu(v))
-        return self.law.moments(_pointwise(self.head, gelu(_pointwise(self.hidden, v))))
+        features = gelu(_pointwise(self.hidden, v))
+        outputs = _pointwise(self.head, features)
+        if self.spread is not None:
+            # Spreads and factor read the features that the mean learns; their gradients would hold the mean back.
+            outputs = torch.cat([outputs, _pointwise(self.spread, features.detach())], 1)
+        return self.law.moments(outputs)
 
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():

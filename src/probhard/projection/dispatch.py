@@ -10,7 +10,8 @@
 | semicontinuous values, alone or as one monotone shape          | ``PooledProjector``      | branch and bound      |
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
-| bounds, shared rows, shapes                                    | ``FaceProjector``        | active sets           |
+| bounds, shared dense rows, also under one constant weight       | ``ReducedProjector``     | pivoting of rows      |
+| bounds, other shared rows, shapes                              | ``FaceProjector``        | active sets           |
 | the same under weights ``D + G G^T``                           | ``FactoredProjector``    | Newton over D         |
 | the same under dense weights, or with rows per batch element   | ``CoupledProjector``     | active sets, dense    |
 | curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
@@ -29,6 +30,7 @@ from torch import Tensor
 from probhard._util.tensors import broadcast_batch, checking
 from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint
+from probhard.constraints.intersection import check_constraint
 from probhard.constraints.monotone import Monotone
 from probhard.constraints.shapes import Profiles, profiles
 from probhard.errors import ParameterError
@@ -47,6 +49,7 @@ from probhard.projection.nonlinear import NonlinearProjector
 from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
 from probhard.projection.profiles import ATTAINED, PooledProjector, ProfileSet
+from probhard.projection.reduced import reduced
 from probhard.rows.disjoint import DisjointRows
 
 REGULAR = 1e-8  # smallest share of independent noise in a variance; below it, weights are solved densely
@@ -93,11 +96,13 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     """
     plan = _plan(constraint, z)
     broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
-    if _factored(plan.parts, weight):
+    direct = reduced(plan.parts, weight, options)
+    if direct is None and _factored(plan.parts, weight):
         assert isinstance(weight, Factored)
-        inner = _routed(plan, Diagonal(weight.diagonal_part), options)
+        own = Diagonal(weight.diagonal_part)
+        inner = reduced(plan.parts, own, options) or _routed(plan, own, options)
         return FactoredProjector(inner, plan.parts, weight, options)
-    return _routed(plan, weight, options)
+    return direct or _routed(plan, weight, options)
 
 
 def _routed(plan: Plan, weight: Covariance, options: Options) -> Projector:
@@ -123,12 +128,7 @@ def _plan(constraint: Constraint, z: Tensor) -> Plan:
     known = constraint.plans.get(n) if isinstance(constraint, Constraint) and checking() else None
     if known is not None and known.current:
         return known
-    if not isinstance(constraint, Constraint):
-        raise ParameterError(
-            f"DPPL got a {type(constraint).__name__} as its constraint.",
-            "It projects on constraints of probhard.",
-            "Pass a LinearEquality, a Hierarchy, a Box, a NonlinearEquality, or several joined by '&'.",
-        )
+    check_constraint(constraint, "DPPL")
     constraint.check_event(z, "The distribution")
     parts = parts_of(constraint, n)
     if parts.kept is None:
@@ -189,7 +189,7 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
     """Semicontinuous values: each a profile of one point, or along monotone profiles."""
     alone = parts.linear is None and not (parts.inequalities or parts.shapes)
     shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
-    others = parts.nonlinear or parts.curved or parts.convex_programs or parts.diminishing
+    others = parts.curved or parts.convex_programs or parts.nonlinear is not None or parts.diminishing is not None
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
@@ -288,7 +288,8 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
 
 def _diminishing(parts: Parts, weight: Covariance, options: Options) -> DiminishingProjector:
     assert parts.diminishing is not None
-    others = parts.linear or parts.nonlinear or parts.inequalities or parts.shapes or parts.curved
+    equalities = parts.linear is not None or parts.nonlinear is not None
+    others = equalities or parts.inequalities or parts.shapes or parts.curved
     like = weight.diagonal().new_empty(0, dtype=torch.float64)
     bounds = _uniform(parts, 1, like)
     if others or bounds is None or not isinstance(weight, Diagonal):

@@ -55,7 +55,7 @@ class Parts:
     @property
     def polyhedral(self) -> bool:
         """Whether no part is curved."""
-        return self.nonlinear is None and not (self.curved or self.diminishing or self.convex_programs)
+        return self.nonlinear is None and self.diminishing is None and not (self.curved or self.convex_programs)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds (*batch, n) in the dtype of ``like``; infinite where there are none."""
