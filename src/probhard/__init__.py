@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CoverageReport,
         calibrate,
         conformal,
+        error_correlation,
     )
     from probhard.constraints import (
         Ball,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored, LowRank
     from probhard.laws.distribution import LocationScale, as_location_scale, marginals
     from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+    from probhard.laws.field_correlation import spectral_correlation
     from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
     from probhard.laws.marginals import CensoredMarginals, Marginals
     from probhard.laws.spectral import Spectral
@@ -104,6 +106,7 @@ def _defined_in(module: str) -> None:
 
 
 __all__ += ["Calibration", "ConformalModel", "ConformalSet", "CoverageReport", "calibrate", "conformal"]
+__all__ += ["error_correlation"]
 _defined_in("calibration")
 __all__ += [
     "Ball",
@@ -143,6 +146,8 @@ __all__ += [
 _defined_in("errors")
 __all__ += ["shrunk_correlation"]
 _defined_in("laws.correlation")
+__all__ += ["spectral_correlation"]
+_defined_in("laws.field_correlation")
 __all__ += ["Covariance", "Dense", "Diagonal", "Factored", "LowRank"]
 _defined_in("laws.covariance")
 __all__ += ["LocationScale", "as_location_scale", "marginals"]

@@ -10,7 +10,7 @@ the training data, nor the validation data of early stopping, nor each other's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,12 +24,15 @@ from probhard._calibration.search import best_factor, best_numbers, draws_factor
 from probhard._calibration.sets import ConformalSet, Deviations
 from probhard._score.functionals import Directions, Functionals
 from probhard._score.joined import functionals_from_record
+from probhard._util.tensors import divide, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
-from probhard.laws.calibration import Calibration, Numbers, calibrated, labels_of
+from probhard.laws.calibration import Calibration, Numbers, calibrated, correlated, labels_of
 from probhard.laws.calibration import octaves as octave_labels
+from probhard.laws.correlation import shrunk_correlation
 from probhard.laws.covariance import Factored
 from probhard.laws.distribution import LocationScale
+from probhard.laws.field_correlation import spectral_correlation
 from probhard.model import Batch, ConstrainedModel
 from probhard.projection.layer import DPPL
 from probhard.projection.parts import parts_of
@@ -46,6 +49,7 @@ __all__ = [
     "calibrate",
     "conformal",
     "draws_factor",
+    "error_correlation",
 ]
 
 
@@ -56,6 +60,7 @@ def calibrate(
     functionals: Any = None,
     functional_weight: float | None = None,
     octaves: bool = False,
+    correlation: Factored | None = None,
 ) -> ConstrainedModel:
     """Fit a few numbers that correct the spread of a model's laws before they are projected.
 
@@ -72,6 +77,7 @@ def calibrate(
         functionals: Functionals to score too, as in ``crps``; by default those of the model's method.
         functional_weight: Their weight; by default that of the method.
         octaves: Fit one number for each octave of wave numbers of a spectral covariance, instead of one for all.
+        correlation: Correlation of past errors, such as ``error_correlation`` returns. It replaces that of the laws.
 
     Returns:
         A model with the same weights; ``calibration`` holds the numbers.
@@ -81,7 +87,9 @@ def calibrate(
         ShapeError: Labels or targets do not fit the law.
     """
     terms = terms_of(model, validation)
-    cov, n = terms[0].law.cov, terms[0].law.event_shape[-1]
+    if correlation is not None:
+        correlation = correlation.to(torch.float64)
+    cov, n = correlated(terms[0].law, correlation).cov, terms[0].law.event_shape[-1]
     labels = torch.zeros(0, dtype=torch.int64) if groups is None else labels_of(groups, n)
     waves = int(octave_labels(cov).max()) + 1 if octaves else 0
     scales = waves or int(isinstance(cov, Factored))  # numbers of the correlated part
@@ -99,7 +107,7 @@ def calibrate(
     def loss(x: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for term in terms:
-            law = calibrated(term.law, numbers(x))
+            law = calibrated(correlated(term.law, correlation), numbers(x))
             predicted = step.applied(layer, law, term.constraint, metric_from=term.law)
             total = total + total_score(unit_scores(predicted, term.target, term.mask, family, weight))
         return total
@@ -107,10 +115,50 @@ def calibrate(
     others = int(labels.max()) if len(labels) else 0
     found = numbers(best_numbers(loss, 1 + scales, others))
     if not len(labels):
-        return model.calibrated(Calibration(float(found.own), float(found.shared), by_octave=found.by_octave.tolist()))
+        by_octave = found.by_octave.tolist()
+        return model.calibrated(
+            Calibration(float(found.own), float(found.shared), by_octave=by_octave, correlation=correlation)
+        )
     shared = 1.0 if waves else float(found.shared / found.own)
     by_group, by_octave = (found.own * found.by_group).tolist(), (found.by_octave / found.own).tolist()
-    return model.calibrated(Calibration(1.0, shared, by_group, labels.tolist(), by_octave))
+    return model.calibrated(Calibration(1.0, shared, by_group, labels.tolist(), by_octave, correlation))
+
+
+@torch.no_grad()
+def error_correlation(
+    model: ConstrainedModel,
+    held_out: Any,
+    shape: Sequence[int] | None = None,
+    boundary: str = "reflecting",
+    rank: int | None = None,
+) -> Factored:
+    """The correlation of a model's errors on data that it was not trained on, for ``calibrate``.
+
+    Errors are those of the projected mean, divided by the projected standard deviations.
+
+    Args:
+        model: A trained model; its laws may be those of independent variables.
+        held_out: Data with targets, as in ``calibrate``. Those of early stopping serve.
+        shape: Of fields on a grid, whose correlation is taken to depend on distances; None for other variables.
+        boundary: Of fields; see ``Spectral``.
+        rank: Most columns of the factor, without a shape.
+
+    Returns:
+        A ``Spectral`` correlation of fields, else a ``LowRank`` one, with unit diagonal.
+
+    Raises:
+        ParameterError: There are no data or targets.
+        ShapeError: The fields have another shape.
+    """
+    errors = []
+    for term in terms_of(model, held_out):
+        law = model.method.inference.applied(model.inference_layer, term.law, term.constraint)
+        stddev = safe_sqrt(law.variance)
+        errors.append(divide(term.target - law.mean, stddev).flatten(0, -2))
+    residuals = torch.cat(errors)
+    if shape is not None:
+        return spectral_correlation(residuals, shape, boundary)
+    return shrunk_correlation(residuals, rank)
 
 
 def conformal(

@@ -4,6 +4,7 @@ from probhard.laws.correlation import shrunk_correlation
 from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored, LowRank
 from probhard.laws.distribution import LocationScale, Marginals, as_location_scale, marginals
 from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
+from probhard.laws.field_correlation import spectral_correlation
 from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
 from probhard.laws.marginals import CensoredMarginals
 from probhard.laws.spectral import Spectral
@@ -29,5 +30,6 @@ __all__ = [
     "as_location_scale",
     "marginals",
     "shrunk_correlation",
+    "spectral_correlation",
     "student_t",
 ]

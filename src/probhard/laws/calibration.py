@@ -2,7 +2,8 @@
 
     C = D + G G^T   ->   diag(s) (own^2 D + shared^2 G G^T) diag(s),          s_i = by_group[groups_i] or 1.
 
-D is what each variable has of its own, G G^T what variables share. Of a spectral covariance, the amplitudes of waves
+D is what each variable has of its own, G G^T what variables share. A law may first get the correlation of past errors
+between its own standard deviations. Of a spectral covariance, the amplitudes of waves
 are also multiplied by one number for each octave. A covariance without such parts is multiplied by
 ``own^2``; then ``own = shared``. The location stays, and so does the metric of the projection, which is that of the law
 before: projected means do not move.
@@ -12,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import safe_sqrt
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws._transforms import wave_numbers
-from probhard.laws.covariance import Covariance, Factored
+from probhard.laws.covariance import Covariance, Factored, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.laws.spectral import Spectral
 
@@ -35,6 +37,7 @@ class Calibration:
         by_group: Factor for each group of variables; empty without groups.
         groups: The group of each variable, (n,); empty without groups.
         by_octave: Factor for waves of each octave of a spectral covariance, long waves first; empty for one of all.
+        correlation: Correlation that replaces that of the law: ``LowRank`` or ``Spectral`` with unit diagonal; or None.
 
     Raises:
         ParameterError: A factor is not positive and finite, or a variable belongs to no group.
@@ -45,6 +48,7 @@ class Calibration:
     by_group: Sequence[float] = ()
     groups: Sequence[int] = ()
     by_octave: Sequence[float] = ()
+    correlation: Factored | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("by_group", "by_octave"):
@@ -67,7 +71,12 @@ class Calibration:
     @property
     def proportional(self) -> bool:
         """Whether the calibrated covariance is a multiple of the one before."""
-        return self.own == self.shared and len(set(self.by_group)) <= 1 and set(self.by_octave) <= {1.0}
+        return (
+            self.correlation is None
+            and self.own == self.shared
+            and len(set(self.by_group)) <= 1
+            and set(self.by_octave) <= {1.0}
+        )
 
     def apply(self, law: LocationScale) -> LocationScale:
         """The calibrated law.
@@ -86,11 +95,12 @@ class Calibration:
             torch.tensor(x, dtype=torch.float64) for x in (self.own, self.shared, self.by_group, self.by_octave)
         )
         labels = torch.tensor(self.groups, dtype=torch.int64)
-        return calibrated(law, Numbers(own, shared, by_group, labels, by_octave))
+        return calibrated(correlated(law, self.correlation), Numbers(own, shared, by_group, labels, by_octave))
 
     def record(self) -> dict[str, Any]:
-        """Plain values to save."""
-        return asdict(self)
+        """Plain values and tensors to save."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "correlation": None if self.correlation is None else _stored(self.correlation)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Calibration:
@@ -106,13 +116,16 @@ class Calibration:
                 f"It has the fields {', '.join(sorted(names))}.",
                 "Calibrate the model again.",
             )
-        return cls(**record)
+        stored = record["correlation"]
+        return cls(**{**record, "correlation": None if stored is None else _restored(stored)})
 
     def __str__(self) -> str:
         if self.own == self.shared:
             parts = [f"standard deviations times {self.own:.4g}"] if self.own != 1 or not self.by_group else []
         else:
             parts = [f"own part times {self.own:.4g}", f"correlated part times {self.shared:.4g}"]
+        if self.correlation is not None:
+            parts.append(f"correlated as past errors ({type(self.correlation).__name__})")
         parts += [f"group {group} times {factor:.4g}" for group, factor in enumerate(self.by_group)]
         parts += [f"waves of octave {octave} times {factor:.4g}" for octave, factor in enumerate(self.by_octave)]
         return "; ".join(parts)
@@ -126,6 +139,52 @@ class Numbers(NamedTuple):
     by_group: Tensor  # (groups,), empty without groups
     labels: Tensor  # group of each variable, (n,) int64, empty without groups
     by_octave: Tensor  # (octaves,), empty for one number of all waves
+
+
+def correlated(law: LocationScale, correlation: Factored | None) -> LocationScale:
+    """The law with another correlation between its own standard deviations; None leaves it as it is.
+
+    Raises:
+        ShapeError: The correlation has another number of variables.
+    """
+    if correlation is None:
+        return law
+    if correlation.shape != law.event_shape:
+        raise ShapeError(
+            f"The correlation is of {tuple(correlation.shape)} variables, the law of {law.event_shape[-1]}.",
+            "It has one row for each variable, and no batch.",
+            "Estimate it from errors of this model.",
+        )
+    stddev = safe_sqrt(law.cov.diagonal())
+    return LocationScale(law.loc, correlation.to(stddev).scaled(stddev), law.family, validate_args=False)
+
+
+def _stored(cov: Factored) -> dict[str, Any]:
+    """A correlation as plain values and tensors."""
+    if isinstance(cov, Spectral):
+        values = {name: getattr(cov, name) for name in ("power", "scale", "diagonal_part")}
+        return {"kind": "spectral", "shape": list(cov.shape_of_field), "boundary": cov.boundary, **values}
+    if isinstance(cov, LowRank):
+        return {"kind": "low rank", "factor": cov.factor, "diagonal_part": cov.diagonal_part}
+    raise ParameterError(
+        f"A correlation of the kind {type(cov).__name__} cannot be saved.",
+        "Files hold low-rank and spectral ones.",
+        "Use shrunk_correlation or spectral_correlation.",
+    )
+
+
+def _restored(values: Mapping[str, Any]) -> Factored:
+    try:
+        if values["kind"] == "spectral":
+            power, scale, own = (values[name] for name in ("power", "scale", "diagonal_part"))
+            return Spectral(tuple(values["shape"]), power, scale, own, values["boundary"])
+        return LowRank(values["factor"], values["diagonal_part"])
+    except (KeyError, TypeError) as error:
+        raise ParameterError(
+            f"The saved correlation does not fit this version ({error}).",
+            "A value is missing.",
+            "Calibrate the model again.",
+        ) from error
 
 
 def calibrated(law: LocationScale, numbers: Numbers) -> LocationScale:
