@@ -190,6 +190,14 @@ def differences(n: int, slices: int = 1) -> np.ndarray:
     return np.kron(np.eye(slices), np.eye(width)[1:] - np.eye(width)[:-1])
 
 
+def second_differences(grid: Any, slices: int = 1) -> np.ndarray:
+    """Differences of slopes at the inner places of a grid, times the harmonic mean of the steps."""
+    h = np.diff(np.asarray(grid))
+    slopes = np.diff(np.eye(len(h) + 1), axis=0) / h[:, None]
+    mean = 2 / (1 / h[1:] + 1 / h[:-1])
+    return np.kron(np.eye(slices), mean[:, None] * np.diff(slopes, axis=0))
+
+
 def by_slice(row: Any, slices: int) -> np.ndarray:
     return np.kron(np.eye(slices), np.atleast_2d(np.asarray(row)))
 
@@ -246,6 +254,7 @@ CAPS[[1, 4]] = tensor([1.5, 0.4])
 RISING = tensor(np.linspace(0.0, 1.0, 8)), tensor(np.linspace(0.5, 1.2, 8)) + 0.3 * rand(8)
 EXTRA_ROWS = randn(2, 7)
 CENTER = rand(6)
+UNEVEN = np.array([0.0, 0.1, 0.4, 0.5, 0.9, 1.0, 1.8])
 PORTFOLIO = tensor([0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 SETS: dict[str, Set] = {
@@ -322,6 +331,18 @@ SETS: dict[str, Set] = {
     "variation with mass between in a box": Set(
         lambda: ph.TotalVariation(0.8) & ph.LinearInequality(SIDES, SIDES_RIGHT) & ph.Box(0.0, 1.0),
         7, 0.0, 1.0, G=SIDES, d=SIDES_RIGHT, **tv_bound(0.8),
+    ),
+    "convex": Set(lambda: ph.Convex(), 8, G=-second_differences(np.arange(8))),
+    "concave on a grid in a box": Set(
+        lambda: ph.Convex("down", UNEVEN) & ph.Box(0.0, 1.0), 7, 0.0, 1.0, G=second_differences(UNEVEN)
+    ),
+    "convex per slice with mass": Set(
+        lambda: ph.per_slice(ph.Convex(grid=UNEVEN[:5]) & ph.Conservation(GRID[:5], SLICE_MASSES), (4, 5)),
+        20, A=by_slice(GRID[:5], 4), b=SLICE_MASSES, G=-second_differences(UNEVEN[:5], 4),
+    ),
+    "convex and falling": Set(
+        lambda: ph.Convex() & ph.Monotone("decreasing"),
+        6, G=np.vstack([-second_differences(np.arange(6)), differences(6)]),
     ),
     "variation": Set(lambda: ph.TotalVariation(1.5), 8, **tv_bound(1.5)),
     "variation in a box": Set(

@@ -4,6 +4,7 @@ from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box, NonNegative
 from probhard.constraints.conservation import Conservation, trapezoid_weights
+from probhard.constraints.convex import Convex
 from probhard.constraints.convex_program import ConvexProgram
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.hierarchy import Hierarchy
@@ -22,6 +23,7 @@ __all__ = [
     "Box",
     "Conservation",
     "Constraint",
+    "Convex",
     "ConvexProgram",
     "Hierarchy",
     "Intersection",
