@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Constraint,
         Convex,
         ConvexProgram,
+        Correlation,
         Hierarchy,
         Intersection,
         L1Ball,
@@ -37,13 +38,16 @@ if TYPE_CHECKING:
         NonlinearEquality,
         NonlinearInequality,
         NonNegative,
+        PositiveSemidefinite,
         Semicontinuous,
         Simplex,
         TotalVariation,
         TotalVariationDiminishing,
         TotalVariationPenalty,
+        matrix_of,
         per_slice,
         trapezoid_weights,
+        vectorise,
     )
     from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
     from probhard.errors import (
@@ -113,6 +117,7 @@ __all__ += [
     "Constraint",
     "Convex",
     "ConvexProgram",
+    "Correlation",
     "Hierarchy",
     "Intersection",
     "L1Ball",
@@ -122,13 +127,16 @@ __all__ += [
     "NonNegative",
     "NonlinearEquality",
     "NonlinearInequality",
+    "PositiveSemidefinite",
     "Semicontinuous",
     "Simplex",
     "TotalVariation",
     "TotalVariationDiminishing",
     "TotalVariationPenalty",
+    "matrix_of",
     "per_slice",
     "trapezoid_weights",
+    "vectorise",
 ]
 _defined_in("constraints")
 __all__ += ["DeepEnsemble", "MCDropout", "Mixture"]

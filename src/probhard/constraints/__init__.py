@@ -3,6 +3,7 @@
 from probhard.constraints.ball import Ball
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box, NonNegative
+from probhard.constraints.cones import matrix_of, vectorise
 from probhard.constraints.conservation import Conservation, trapezoid_weights
 from probhard.constraints.convex import Convex
 from probhard.constraints.convex_program import ConvexProgram
@@ -14,6 +15,7 @@ from probhard.constraints.l1_ball import L1Ball
 from probhard.constraints.monotone import Monotone
 from probhard.constraints.nonlinear import NonlinearEquality, NonlinearInequality
 from probhard.constraints.semicontinuous import Semicontinuous
+from probhard.constraints.semidefinite import Correlation, PositiveSemidefinite
 from probhard.constraints.simplex import Simplex
 from probhard.constraints.slices import per_slice
 from probhard.constraints.variation import TotalVariation, TotalVariationDiminishing, TotalVariationPenalty
@@ -25,6 +27,7 @@ __all__ = [
     "Constraint",
     "Convex",
     "ConvexProgram",
+    "Correlation",
     "Hierarchy",
     "Intersection",
     "L1Ball",
@@ -34,11 +37,14 @@ __all__ = [
     "NonNegative",
     "NonlinearEquality",
     "NonlinearInequality",
+    "PositiveSemidefinite",
     "Semicontinuous",
     "Simplex",
     "TotalVariation",
     "TotalVariationDiminishing",
     "TotalVariationPenalty",
+    "matrix_of",
     "per_slice",
     "trapezoid_weights",
+    "vectorise",
 ]

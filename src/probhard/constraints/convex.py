@@ -93,7 +93,7 @@ class Convex(Shape):
 
     def term(self, n: int, like: Tensor) -> Term:
         rows = self._rows(n)
-        return Term((*self.key, n), lambda u: [rows @ u >= 0] if rows.shape[0] else [])
+        return Term((self.key, n), lambda u: [rows @ u >= 0] if rows.shape[0] else [])
 
     def on_slices(self, slices: int, width: int) -> Convex:
         lifted = Convex(self.direction, slices=slices)
