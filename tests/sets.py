@@ -57,7 +57,8 @@ class Set:
     loc: float = 0.5  # where typical means are
     far: float = 30.0  # how far points outside are
     projection: bool = True  # False for a proximal map: points inside move
-    curved: bool = False  # no coupled weights, no constant tangents; Clarabel's own accuracy is less, too
+    curved: bool = False  # no constant tangents; Clarabel's own accuracy is less, too
+    coupled: bool = False  # a curved set that is solved under coupled weights
 
     @property
     def shared(self) -> bool:
@@ -238,6 +239,35 @@ def exponential(total: float) -> dict[str, Any]:
     }
 
 
+def symmetric(size: int) -> np.ndarray:
+    """The map from the vector of a symmetric matrix to its entries, (size^2, n)."""
+    row, column = np.tril_indices(size)
+    found = np.zeros((size, size, len(row)))
+    for k, (i, j) in enumerate(zip(row, column)):
+        found[i, j, k] = found[j, i, k] = 1.0 if i == j else 0.5**0.5
+    return found.reshape(size * size, -1)
+
+
+def semidefinite(size: int) -> dict[str, Any]:
+    entries = symmetric(size)
+    whole = torch.from_numpy(entries)
+    return {
+        "also": lambda u: ([cp.reshape(entries @ u, (size, size), order="C") >> 0], 0),
+        "beyond": lambda u: [-torch.linalg.eigvalsh((u.double() @ whole.T).unflatten(-1, (size, size)))[..., 0]],
+        "curved": True,
+        "coupled": True,
+    }
+
+
+def second_order(B: Tensor, c: Tensor, a: Tensor, d: float) -> dict[str, Any]:
+    return {
+        "also": lambda u: ([cp.norm(B.numpy() @ u + c.numpy()) <= a.numpy() @ u + d], 0),
+        "beyond": lambda u: [(u @ B.to(u).T + c.to(u)).norm(dim=-1) - u @ a.to(u) - d],
+        "curved": True,
+        "coupled": True,
+    }
+
+
 LOW, HIGH = tensor([[0.0], [-1.0], [0.5]]), tensor([[1.0], [0.3], [0.9]])
 SIDED = tensor([0.0, -INF, -1.0, -INF, 0.5, 0.0]), tensor([INF, 1.0, 1.0, INF, INF, 0.1])
 EQUAL = tensor([0.0, 0.4, 0.0, 0.0]), tensor([1.0, 0.4, 1.0, 1.0])
@@ -255,6 +285,7 @@ RISING = tensor(np.linspace(0.0, 1.0, 8)), tensor(np.linspace(0.5, 1.2, 8)) + 0.
 EXTRA_ROWS = randn(2, 7)
 CENTER = rand(6)
 UNEVEN = np.array([0.0, 0.1, 0.4, 0.5, 0.9, 1.0, 1.8])
+CONE, CONE_OFFSET = randn(3, 6), rand(3)
 PORTFOLIO = tensor([0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 SETS: dict[str, Set] = {
@@ -387,8 +418,28 @@ SETS: dict[str, Set] = {
     "smooth": Set(
         lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0)
     ),
+    "semidefinite": Set(lambda: ph.PositiveSemidefinite(3), 6, **semidefinite(3)),
+    "correlation": Set(
+        lambda: ph.Correlation(3), 6, A=np.eye(6)[[0, 2, 5]], b=1.0, **semidefinite(3)
+    ),
+    "semidefinite in a box": Set(
+        lambda: ph.PositiveSemidefinite(3) & ph.Box(-0.5, 0.7), 6, -0.5, 0.7, **semidefinite(3)
+    ),
+    "standard cone": Set(
+        lambda: ph.SecondOrderCone(),
+        5, **second_order(tensor(np.eye(5)[1:]), tensor([0.0] * 4), tensor(np.eye(5)[0]), 0.0),
+    ),
+    "second-order cone": Set(
+        lambda: ph.SecondOrderCone(CONE, CONE_OFFSET, GRID[:6], 0.5),
+        6, **second_order(CONE, CONE_OFFSET, GRID[:6], 0.5),
+    ),
+    "second-order cone with mass": Set(
+        lambda: ph.SecondOrderCone(CONE, CONE_OFFSET, GRID[:6], 2.5) & ph.Simplex(),
+        6, 0.0, A=np.ones((1, 6)), b=1.0, **second_order(CONE, CONE_OFFSET, GRID[:6], 2.5),
+    ),
     "convex program": Set(
         lambda: ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
-        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], curved=True,
+        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0],
+        curved=True, coupled=True,
     ),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from probhard.constraints.intersection import Intersection
 from probhard.constraints.l1_ball import L1Ball
 from probhard.constraints.monotone import Monotone
 from probhard.constraints.nonlinear import NonlinearEquality, NonlinearInequality
+from probhard.constraints.second_order_cone import SecondOrderCone
 from probhard.constraints.semicontinuous import Semicontinuous
 from probhard.constraints.semidefinite import Correlation, PositiveSemidefinite
 from probhard.constraints.simplex import Simplex
@@ -38,6 +39,7 @@ __all__ = [
     "NonlinearEquality",
     "NonlinearInequality",
     "PositiveSemidefinite",
+    "SecondOrderCone",
     "Semicontinuous",
     "Simplex",
     "TotalVariation",
