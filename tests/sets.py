@@ -57,7 +57,8 @@ class Set:
     loc: float = 0.5  # where typical means are
     far: float = 30.0  # how far points outside are
     projection: bool = True  # False for a proximal map: points inside move
-    curved: bool = False  # no coupled weights, no constant tangents; Clarabel's own accuracy is less, too
+    curved: bool = False  # no constant tangents; Clarabel's own accuracy is less, too
+    coupled: bool = False  # a curved set that is solved under coupled weights
 
     @property
     def shared(self) -> bool:
@@ -190,6 +191,14 @@ def differences(n: int, slices: int = 1) -> np.ndarray:
     return np.kron(np.eye(slices), np.eye(width)[1:] - np.eye(width)[:-1])
 
 
+def second_differences(grid: Any, slices: int = 1) -> np.ndarray:
+    """Differences of slopes at the inner places of a grid, times the harmonic mean of the steps."""
+    h = np.diff(np.asarray(grid))
+    slopes = np.diff(np.eye(len(h) + 1), axis=0) / h[:, None]
+    mean = 2 / (1 / h[1:] + 1 / h[:-1])
+    return np.kron(np.eye(slices), mean[:, None] * np.diff(slopes, axis=0))
+
+
 def by_slice(row: Any, slices: int) -> np.ndarray:
     return np.kron(np.eye(slices), np.atleast_2d(np.asarray(row)))
 
@@ -230,6 +239,35 @@ def exponential(total: float) -> dict[str, Any]:
     }
 
 
+def symmetric(size: int) -> np.ndarray:
+    """The map from the vector of a symmetric matrix to its entries, (size^2, n)."""
+    row, column = np.tril_indices(size)
+    found = np.zeros((size, size, len(row)))
+    for k, (i, j) in enumerate(zip(row, column)):
+        found[i, j, k] = found[j, i, k] = 1.0 if i == j else 0.5**0.5
+    return found.reshape(size * size, -1)
+
+
+def semidefinite(size: int) -> dict[str, Any]:
+    entries = symmetric(size)
+    whole = torch.from_numpy(entries)
+    return {
+        "also": lambda u: ([cp.reshape(entries @ u, (size, size), order="C") >> 0], 0),
+        "beyond": lambda u: [-torch.linalg.eigvalsh((u.double() @ whole.T).unflatten(-1, (size, size)))[..., 0]],
+        "curved": True,
+        "coupled": True,
+    }
+
+
+def second_order(B: Tensor, c: Tensor, a: Tensor, d: float) -> dict[str, Any]:
+    return {
+        "also": lambda u: ([cp.norm(B.numpy() @ u + c.numpy()) <= a.numpy() @ u + d], 0),
+        "beyond": lambda u: [(u @ B.to(u).T + c.to(u)).norm(dim=-1) - u @ a.to(u) - d],
+        "curved": True,
+        "coupled": True,
+    }
+
+
 LOW, HIGH = tensor([[0.0], [-1.0], [0.5]]), tensor([[1.0], [0.3], [0.9]])
 SIDED = tensor([0.0, -INF, -1.0, -INF, 0.5, 0.0]), tensor([INF, 1.0, 1.0, INF, INF, 0.1])
 EQUAL = tensor([0.0, 0.4, 0.0, 0.0]), tensor([1.0, 0.4, 1.0, 1.0])
@@ -246,6 +284,8 @@ CAPS[[1, 4]] = tensor([1.5, 0.4])
 RISING = tensor(np.linspace(0.0, 1.0, 8)), tensor(np.linspace(0.5, 1.2, 8)) + 0.3 * rand(8)
 EXTRA_ROWS = randn(2, 7)
 CENTER = rand(6)
+UNEVEN = np.array([0.0, 0.1, 0.4, 0.5, 0.9, 1.0, 1.8])
+CONE, CONE_OFFSET = randn(3, 6), rand(3)
 PORTFOLIO = tensor([0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 SETS: dict[str, Set] = {
@@ -323,6 +363,18 @@ SETS: dict[str, Set] = {
         lambda: ph.TotalVariation(0.8) & ph.LinearInequality(SIDES, SIDES_RIGHT) & ph.Box(0.0, 1.0),
         7, 0.0, 1.0, G=SIDES, d=SIDES_RIGHT, **tv_bound(0.8),
     ),
+    "convex": Set(lambda: ph.Convex(), 8, G=-second_differences(np.arange(8))),
+    "concave on a grid in a box": Set(
+        lambda: ph.Convex("down", UNEVEN) & ph.Box(0.0, 1.0), 7, 0.0, 1.0, G=second_differences(UNEVEN)
+    ),
+    "convex per slice with mass": Set(
+        lambda: ph.per_slice(ph.Convex(grid=UNEVEN[:5]) & ph.Conservation(GRID[:5], SLICE_MASSES), (4, 5)),
+        20, A=by_slice(GRID[:5], 4), b=SLICE_MASSES, G=-second_differences(UNEVEN[:5], 4),
+    ),
+    "convex and falling": Set(
+        lambda: ph.Convex() & ph.Monotone("decreasing"),
+        6, G=np.vstack([-second_differences(np.arange(6)), differences(6)]),
+    ),
     "variation": Set(lambda: ph.TotalVariation(1.5), 8, **tv_bound(1.5)),
     "variation in a box": Set(
         lambda: ph.TotalVariation(0.8) & ph.Box(0.0, 1.0), 8, 0.0, 1.0, **tv_bound(0.8)
@@ -366,8 +418,28 @@ SETS: dict[str, Set] = {
     "smooth": Set(
         lambda: ph.NonlinearInequality(lambda u: u.exp().sum(-1, keepdim=True) - 8.0), 6, **exponential(8.0)
     ),
+    "semidefinite": Set(lambda: ph.PositiveSemidefinite(3), 6, **semidefinite(3)),
+    "correlation": Set(
+        lambda: ph.Correlation(3), 6, A=np.eye(6)[[0, 2, 5]], b=1.0, **semidefinite(3)
+    ),
+    "semidefinite in a box": Set(
+        lambda: ph.PositiveSemidefinite(3) & ph.Box(-0.5, 0.7), 6, -0.5, 0.7, **semidefinite(3)
+    ),
+    "standard cone": Set(
+        lambda: ph.SecondOrderCone(),
+        5, **second_order(tensor(np.eye(5)[1:]), tensor([0.0] * 4), tensor(np.eye(5)[0]), 0.0),
+    ),
+    "second-order cone": Set(
+        lambda: ph.SecondOrderCone(CONE, CONE_OFFSET, GRID[:6], 0.5),
+        6, **second_order(CONE, CONE_OFFSET, GRID[:6], 0.5),
+    ),
+    "second-order cone with mass": Set(
+        lambda: ph.SecondOrderCone(CONE, CONE_OFFSET, GRID[:6], 2.5) & ph.Simplex(),
+        6, 0.0, A=np.ones((1, 6)), b=1.0, **second_order(CONE, CONE_OFFSET, GRID[:6], 2.5),
+    ),
     "convex program": Set(
         lambda: ConvexProgram(lambda u: [cp.norm1(u) <= 2.0], 6),
-        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0], curved=True,
+        6, also=lambda u: ([cp.norm1(u) <= 2.0], 0), beyond=lambda u: [u.abs().sum(-1) - 2.0],
+        curved=True, coupled=True,
     ),
 }  # fmt: skip

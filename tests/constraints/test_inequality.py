@@ -25,7 +25,7 @@ def test_projected_points_are_nearest_and_feasible(name, metric):
     chosen, cov = weighing(metric, entry.n)
     layer = ph.DPPL(chosen)
     z = spread(entry)
-    if entry.curved and metric not in DIAGONAL and name != "convex program":
+    if entry.curved and metric not in DIAGONAL and not entry.coupled:
         with pytest.raises(ParameterError, match="couples"):
             layer.project(z, constraint, dist=ph.LocationScale(z[0], cov))
         return

@@ -41,6 +41,7 @@ EXPECTED: dict[str, tuple[dict[str, Any] | None, ph.Constraint]] = {
     "ball": ({"radius": 2, "center": "low"}, ph.Ball(2.0, tensor("low"))),
     "box": ({"lower": "low", "upper": "1e+1"}, ph.Box(tensor("low"), 10.0)),
     "conservation": ({"mass": "total"}, ph.Conservation(WEIGHTS, tensor("total"))),
+    "convex": ({"direction": "down"}, ph.Convex("down", tensor("x"))),
     "fixed": (
         {"mask": "edge", "values": "ends"},
         ph.LinearEquality(torch.eye(5, dtype=torch.float64)[[0, 4]], tensor("ends")[:, [0, 4]]),

@@ -89,13 +89,19 @@ def _monotone(data: Data, direction: str = "increasing", axis: str | None = None
     return library.LinearInequality(rows if shape.direction == "decreasing" else -rows, 0.0)
 
 
+def _convex(data: Data, direction: str = "up", axis: str | None = None) -> Constraint:
+    """On the coordinates of the axis, if the file has them."""
+    profiles, places = _profiles(data, axis), data.arrays.get(axis or data.cells.order[-1])
+    return library.Convex(direction, None if places is None else as_tensor(places), profiles)
+
+
 def _profiles(data: Data, axis: str | None) -> int:
-    """Number of profiles of an event; total variation needs them one after the other."""
+    """Number of profiles of an event; shapes without rows of their own need them one after the other."""
     profiles = data.profiles(axis)
     if profiles is None:
         raise ParameterError(
             f"The profiles along {axis or data.cells.order[-1]!r} are cut by a mask, or cross another shape.",
-            "Variation is projected along whole profiles that lie one after the other.",
+            "Variation and convexity need whole profiles that lie one after the other.",
             "Leave out the mask, and use one axis for all shapes.",
         )
     return profiles
@@ -150,6 +156,7 @@ REGISTRY: dict[str, Callable[..., Constraint]] = {
     "ball": _ball,
     "box": _box,
     "conservation": _conservation,
+    "convex": _convex,
     "fixed": _fixed,
     "linear_equality": _linear_equality,
     "linear_inequality": _linear_inequality,

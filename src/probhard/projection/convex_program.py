@@ -236,6 +236,7 @@ def _terms(parts: Parts) -> list[Term]:
         if not bool(finite.all()):  # rows without a bound in some element become 0 <= 1 there
             matrix, d = matrix * finite.unsqueeze(-1), torch.where(finite, d, 1.0)
         terms.append(_rows(("<=", inequality.prepared), matrix, d, lambda x, d: x <= d, bool(finite.all())))
+    terms += [cone.term(parts.variables, like) for cone in parts.cones]
     return terms + [shape.term(parts.variables, like) for shape in parts.shapes]
 
 

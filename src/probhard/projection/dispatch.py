@@ -14,6 +14,7 @@
 | bounds, other shared rows, shapes                              | ``FaceProjector``        | active sets           |
 | the same under weights ``D + G G^T``                           | ``FactoredProjector``    | Newton over D         |
 | the same under dense weights, or with rows per batch element   | ``CoupledProjector``     | active sets, dense    |
+| cones with rows, bounds and balls                              | ``ConeProjector``        | eigenvalues, ALM      |
 | curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
 """
 
@@ -37,6 +38,7 @@ from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal, Factored
 from probhard.projection.ball import BallProjector
 from probhard.projection.base import Options, Projector
+from probhard.projection.cones import ConeProjector
 from probhard.projection.convex_program import ProgramProjector
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.curved import CurvedProjector
@@ -149,7 +151,8 @@ def _route(parts: Parts, diagonal: bool) -> Route:
     if parts.diminishing is not None:
         return _diminishing
     if not parts.polyhedral:
-        return BallProjector if diagonal and _only_ball(parts) else CurvedProjector
+        single = BallProjector if diagonal and _only_ball(parts) else CurvedProjector
+        return ConeProjector if parts.cones else single
     if not diagonal or not shared(parts):
         return CoupledProjector
     return _pooled if len(parts.shapes) == 1 and isinstance(parts.shapes[0], Profiles) else FaceProjector
@@ -166,9 +169,8 @@ def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearP
 
 
 def _only_ball(parts: Parts) -> bool:
-    alone = parts.linear is None and parts.nonlinear is None and parts.box is None
-    alone = alone and not (parts.inequalities or parts.shapes)
-    return alone and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
+    others = parts.linear or parts.nonlinear or parts.box or parts.inequalities or parts.shapes
+    return not others and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
 def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
@@ -180,8 +182,7 @@ def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
     if profile is None:
         return FaceProjector(parts, weight, options)
     lower, upper, a, mass, most = profile
-    amount = shape.amounts(like)
-    set_ = ProfileSet(shape.pooled_as, amount, lower, upper, mass, a, most)
+    set_ = ProfileSet(shape.pooled_as, shape.amounts(like), lower, upper, mass, a, most)
     return PooledProjector(set_, weight, shape.slices)
 
 
@@ -189,7 +190,8 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
     """Semicontinuous values: each a profile of one point, or along monotone profiles."""
     alone = parts.linear is None and not (parts.inequalities or parts.shapes)
     shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
-    others = parts.curved or parts.convex_programs or parts.nonlinear is not None or parts.diminishing is not None
+    others = parts.curved or parts.cones or parts.convex_programs
+    others = others or parts.nonlinear is not None or parts.diminishing is not None
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
         direction, slices = shapes[0].direction, shapes[0].slices
@@ -289,7 +291,7 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
 def _diminishing(parts: Parts, weight: Covariance, options: Options) -> DiminishingProjector:
     assert parts.diminishing is not None
     equalities = parts.linear is not None or parts.nonlinear is not None
-    others = equalities or parts.inequalities or parts.shapes or parts.curved
+    others = equalities or parts.inequalities or parts.shapes or parts.curved or parts.cones
     like = weight.diagonal().new_empty(0, dtype=torch.float64)
     bounds = _uniform(parts, 1, like)
     if others or bounds is None or not isinstance(weight, Diagonal):

@@ -11,6 +11,7 @@ from torch import Tensor
 from probhard._util.tensors import broadcast, checking
 from probhard.constraints.base import Constraint
 from probhard.constraints.box import Box
+from probhard.constraints.cones import Cone
 from probhard.constraints.convex_program import ConvexProgram
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.inequality import LinearInequality
@@ -36,6 +37,7 @@ class Parts:
     inequalities: tuple[LinearInequality, ...] = ()
     shapes: tuple[Shape, ...] = ()
     curved: tuple[NonlinearInequality, ...] = ()
+    cones: tuple[Cone, ...] = ()
     diminishing: TotalVariationDiminishing | None = None
     convex_programs: tuple[ConvexProgram, ...] = ()
     semicontinuous: tuple[Semicontinuous, ...] = ()
@@ -49,13 +51,14 @@ class Parts:
     @property
     def bounded_only(self) -> bool:
         """Whether bounds are the only inequalities."""
-        sets = (self.inequalities, self.shapes, self.curved, self.convex_programs, self.semicontinuous)
+        sets = (self.inequalities, self.shapes, self.curved, self.cones, self.convex_programs, self.semicontinuous)
         return self.diminishing is None and not any(sets)
 
     @property
     def polyhedral(self) -> bool:
         """Whether no part is curved."""
-        return self.nonlinear is None and self.diminishing is None and not (self.curved or self.convex_programs)
+        curved = self.curved or self.cones or self.convex_programs
+        return self.nonlinear is None and self.diminishing is None and not curved
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds (*batch, n) in the dtype of ``like``; infinite where there are none."""

@@ -79,7 +79,7 @@ class FaceProjector(Projector):
         points = self._points(z.to(torch.float64))
         faces = self._faces(points)
         lead, n = points.z.shape[:-1], self.parts.variables
-        side = faces.side.reshape(*lead, -1)
+        side = faces.side.reshape(*lead, faces.side.shape[-1])
         free = side == 0
         held = self._held(points, faces, side)
         tangent = self._tangent(free, points)
