@@ -171,7 +171,8 @@ def test_single_precision_is_solved_in_double():
     z = INNER + randn(20, N, seed=20)
     constraint = SETS["rows and box"]()
     single, double = (ph.DPPL("orthogonal").project(x, constraint) for x in (z.float(), z))
-    assert single.value.dtype == torch.float32 and bool(single.stats.converged.all())
+    assert single.value.dtype == torch.float32
+    assert bool(single.stats.converged.all())
     torch.testing.assert_close(single.value.double(), double.value, rtol=0, atol=1e-5)
     assert bool(((single.value >= 0) & (single.value <= 1)).all())
 
@@ -186,11 +187,13 @@ def test_the_factor_is_kept_while_rows_and_metric_have_the_same_values():
     layer, z = ph.DPPL(ph.DiagonalMetric(rand(N) + 0.1)), randn(3, N)
     first = layer._projector(z, None, ph.LinearEquality(A, B) & ph.LinearInequality(G, D))
     second = layer._projector(z, None, ph.LinearEquality(A, B + 1) & ph.LinearInequality(G, D))
-    assert isinstance(first, ReducedProjector) and isinstance(second, ReducedProjector)
+    assert isinstance(first, ReducedProjector)
+    assert isinstance(second, ReducedProjector)
     assert first.reduction is second.reduction
     layer.metric.values.mul_(2.0)  # type: ignore[union-attr, operator]
     third = layer._projector(z, None, ph.LinearEquality(A, B) & ph.LinearInequality(G, D))
-    assert isinstance(third, ReducedProjector) and third.reduction is not first.reduction
+    assert isinstance(third, ReducedProjector)
+    assert third.reduction is not first.reduction
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,7 @@ def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearP
 
 
 def _only_ball(parts: Parts) -> bool:
-    alone = parts.linear is None and parts.nonlinear is None and parts.box is None
-    alone = alone and not (parts.inequalities or parts.shapes)
+    alone = all(x is None for x in (parts.linear, parts.nonlinear, parts.box)) and not (parts.inequalities or parts.shapes)
     return alone and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
@@ -184,8 +183,7 @@ def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
     if profile is None:
         return FaceProjector(parts, weight, options)
     lower, upper, a, mass, most = profile
-    amount = shape.amounts(like)
-    set_ = ProfileSet(shape.pooled_as, amount, lower, upper, mass, a, most)
+    set_ = ProfileSet(shape.pooled_as, shape.amounts(like), lower, upper, mass, a, most)
     return PooledProjector(set_, weight, shape.slices)
 
 
@@ -284,9 +282,7 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
         return None
     row = core.split_coefficient().to(like)
     if row.dim() > 1:
-        if bool((row != row[:1]).any()):
-            return None
-        row = row[0]
+        return None if bool((row != row[:1]).any()) else (row[0], parts.linear.b.to(like), None)
     return row, parts.linear.b.to(like), None
 
 
@@ -301,5 +297,5 @@ def _diminishing(parts: Parts, weight: Covariance, options: Options) -> Diminish
             "It is projected slice by slice, which allows only bounds of the whole field and a diagonal metric.",
             "Use per_slice(TotalVariation(bound), shape), a convex set that joins with any other.",
         )
-    lower, upper = (None if x is None else x[..., 0] for x in bounds)
-    return DiminishingProjector(parts.diminishing.shape, lower, upper, weight)
+    ends = (None if x is None else x[..., 0] for x in bounds)
+    return DiminishingProjector(parts.diminishing.shape, *ends, weight)

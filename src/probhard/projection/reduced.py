@@ -247,7 +247,8 @@ class ReducedProjector(Projector):
         sides = Sides(torch.zeros_like(flat[0], dtype=torch.int8), torch.zeros_like(flat[0]), steps, steps > 0)
         if len(index):
             size = self._size(point, base).reshape(-1, m)
-            problem = DualProblem(gram, owner, *flat, size, self.parts.variables - len(self.rows.equal))
+            rank = self.parts.variables - len(self.rows.equal)
+            problem = DualProblem(gram, owner, flat[0], flat[1], flat[2], size, rank)
             sides = sides.placed(index, pivoting.solve(problem.select(index)))
         side = sides.side.reshape(value.shape)
         return sides, ReducedTangent(lambda: self.reduction, side, self._fixed(side), elements, owner, gram)

@@ -129,9 +129,9 @@ def solve(problem: DualProblem) -> Sides:
     width = max(1, CHUNK // max(1, rows * rows))
     if count > width:
         parts = torch.arange(count, device=problem.value.device).split(width)
-        found = [solve(problem.select(part)) for part in parts]
+        solved = [solve(problem.select(part)) for part in parts]
         names = ("side", "multiplier", "steps", "done")
-        return Sides(*(torch.cat([getattr(part, name) for part in found]) for name in names))
+        return Sides(*(torch.cat([getattr(part, name) for part in solved]) for name in names))
     start = torch.zeros_like(problem.value, dtype=torch.int8)
     side = _sides(problem, start, problem.value, torch.zeros_like(problem.value))
     sides, splits = _pivoted(problem, side, QUICK), Splits.of(problem)
