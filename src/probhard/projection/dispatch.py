@@ -10,7 +10,7 @@
 | semicontinuous values, alone or as one monotone shape          | ``PooledProjector``      | branch and bound      |
 | one ball                                                       | ``BallProjector``        | root of one equation  |
 | bounds, rows over disjoint variables                           | ``FaceProjector``        | root per row          |
-| bounds, shared dense rows, also under one constant weight       | ``ReducedProjector``     | pivoting of rows      |
+| bounds, shared dense rows, also under one constant weight      | ``ReducedProjector``     | pivoting of rows      |
 | bounds, other shared rows, shapes                              | ``FaceProjector``        | active sets           |
 | the same under weights ``D + G G^T``                           | ``FactoredProjector``    | Newton over D         |
 | the same under dense weights, or with rows per batch element   | ``CoupledProjector``     | active sets, dense    |
@@ -169,7 +169,8 @@ def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearP
 
 
 def _only_ball(parts: Parts) -> bool:
-    others = parts.linear or parts.nonlinear or parts.box or parts.inequalities or parts.shapes
+    others = any(part is not None for part in (parts.linear, parts.nonlinear, parts.box))
+    others = others or bool(parts.inequalities or parts.shapes)
     return not others and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
@@ -282,9 +283,7 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
         return None
     row = core.split_coefficient().to(like)
     if row.dim() > 1:
-        if bool((row != row[:1]).any()):
-            return None
-        row = row[0]
+        return None if bool((row != row[:1]).any()) else (row[0], parts.linear.b.to(like), None)
     return row, parts.linear.b.to(like), None
 
 
@@ -300,5 +299,5 @@ def _diminishing(parts: Parts, weight: Covariance, options: Options) -> Diminish
             "It is projected slice by slice, which allows only bounds of the whole field and a diagonal metric.",
             "Use per_slice(TotalVariation(bound), shape), a convex set that joins with any other.",
         )
-    lower, upper = (None if x is None else x[..., 0] for x in bounds)
-    return DiminishingProjector(parts.diminishing.shape, lower, upper, weight)
+    ends = (None if x is None else x[..., 0] for x in bounds)
+    return DiminishingProjector(parts.diminishing.shape, *ends, weight)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
-from probhard._util.numerics import WEIGHT_FLOOR
+from probhard._util.numerics import TOLERANCE, WEIGHT_FLOOR
 from probhard._util.tensors import broadcast, checking
 from probhard.errors import ProbhardError
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
@@ -36,6 +36,7 @@ from probhard.solvers import pivoting
 from probhard.solvers.pivoting import DualProblem, Sides
 
 STEPS = 8  # usual number of factors of an element; a reduction for each element must not cost more than they do
+ACCURATE = 0.1  # violation above which a point is refined, relative to what is tolerated
 _KNOWN: Recent[SharedReduction] = Recent()
 
 
@@ -205,7 +206,16 @@ class ReducedProjector(Projector):
                 face = on_face(self.trained, point, rows.right, bound, active)
                 u = face + (u - face).detach()
         u = self._placed(u, point, side)
-        return finished(self.parts, z, u, tangent, sides.steps.reshape(lead), sides.done.reshape(lead))
+        status = sides.steps.reshape(lead), sides.done.reshape(lead)
+        solution = finished(self.parts, z, u, tangent, *status)
+        fine = solution.stats.residual <= ACCURATE * TOLERANCE[z.dtype]
+        if bool(fine.all()):
+            return solution
+        with torch.no_grad():  # once more from u, whose numbers may be much smaller than those of z
+            again = reduction.nearest(u, rows.right)
+            again = self._placed(again - reduction.push(active.solve(reduction.image(again) - bound)), point, side)
+            shift = torch.where(fine.unsqueeze(-1), 0.0, again - u)
+        return finished(self.parts, z, u + shift, tangent, *status)
 
     @cached_property
     def trained(self) -> Tensor | None:
@@ -237,7 +247,8 @@ class ReducedProjector(Projector):
         sides = Sides(torch.zeros_like(flat[0], dtype=torch.int8), torch.zeros_like(flat[0]), steps, steps > 0)
         if len(index):
             size = self._size(point, base).reshape(-1, m)
-            problem = DualProblem(gram, owner, *flat, size)
+            rank = self.parts.variables - len(self.rows.equal)
+            problem = DualProblem(gram, owner, flat[0], flat[1], flat[2], size, rank)
             sides = sides.placed(index, pivoting.solve(problem.select(index)))
         side = sides.side.reshape(value.shape)
         return sides, ReducedTangent(lambda: self.reduction, side, self._fixed(side), elements, owner, gram)

@@ -7,8 +7,12 @@ With ``K = C S C^T`` and ``c = C u0`` the optimality conditions are
 
 Rows at their sides a solve ``K_aa y_a = c_a - side_a``; only these are factored. All rows that ask for another side get
 it at once. Where that does not lower the number of such rows any more, only the last of them does (Murty's rule, which
-cannot cycle), until it falls. Elements that do not settle are solved by ``active_set`` and its interior point method.
-Rows have unit size, ``C W C^T = 1`` on the diagonal; a tiny ridge keeps dependent rows regular.
+cannot cycle), until it falls.
+
+Far from the set more rows may be violated than can be attained. Elements that do not settle within few steps therefore
+get new sides from the alternating direction method of multipliers, whose iteration is one product with the same matrix
+for the whole batch. What is left is solved by ``active_set`` and its interior point method. Rows have unit size,
+``C W C^T = 1`` on the diagonal; a tiny ridge keeps dependent rows regular.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from probhard.solvers import active_set
 from probhard.solvers.batched import Batched
 from probhard.solvers.quadratic import NEAR, QuadraticProblem
 
-STEPS = 100
+QUICK, SLOW = 8, 40  # steps of pivoting at first, and after the last relaxation
+STAGES = ((10.0, 50), (100.0, 150), (1000.0, 300))  # penalties and iterations of the relaxations
+OVERSHOOT = 1.6  # over-relaxation of their steps
 PATIENCE = 6  # steps of whole blocks without progress before rows change their sides one by one
 RIDGE = 1e-13  # added to the diagonal of K_aa
 STUCK = 1e-13  # rows with a smaller diagonal of K are fixed by the equalities
@@ -42,6 +48,7 @@ class DualProblem:
     lower: Tensor  # l, (L, m)
     upper: Tensor  # h, (L, m)
     size: Tensor  # size of the terms that c is a sum of, (L, m)
+    rank: int  # largest number of independent rows
 
     def select(self, index: Tensor) -> DualProblem:
         """The problems with these indices (k,)."""
@@ -122,36 +129,49 @@ def solve(problem: DualProblem) -> Sides:
     width = max(1, CHUNK // max(1, rows * rows))
     if count > width:
         parts = torch.arange(count, device=problem.value.device).split(width)
-        found = [solve(problem.select(part)) for part in parts]
+        solved = [solve(problem.select(part)) for part in parts]
         names = ("side", "multiplier", "steps", "done")
-        return Sides(*(torch.cat([getattr(part, name) for part in found]) for name in names))
-    sides = _pivoted(problem)
+        return Sides(*(torch.cat([getattr(part, name) for part in solved]) for name in names))
+    start = torch.zeros_like(problem.value, dtype=torch.int8)
+    side = _sides(problem, start, problem.value, torch.zeros_like(problem.value))
+    sides, splits = _pivoted(problem, side, QUICK), Splits.of(problem)
+    for stage, (penalty, steps) in enumerate(STAGES):
+        left = sides.unfinished
+        if len(left) == 0:
+            return sides
+        part, splits = problem.select(left), _relaxed(problem.select(left), splits.take(left), penalty, steps)
+        found = _pivoted(part, splits.sides(part), QUICK if stage + 1 < len(STAGES) else SLOW)
+        before = sides.steps.index_select(0, left) + steps
+        sides = sides.placed(left, replace(found, steps=before + found.steps))
+        splits = Splits.of(problem).placed(left, splits)
     left = sides.unfinished
     return sides.placed(left, _from_inside(problem.select(left))) if len(left) else sides
 
 
-def _pivoted(problem: DualProblem) -> Sides:
-    """Block principal pivoting; finished elements are dropped."""
+def _pivoted(problem: DualProblem, side: Tensor, most: int) -> Sides:
+    """Block principal pivoting from sides (L, m), in at most so many steps; finished elements are dropped."""
     movable = problem.gram.diagonal(dim1=-2, dim2=-1) > STUCK  # (E, m)
-    side = torch.zeros_like(problem.value, dtype=torch.int8)
-    side = _sides(problem, side, problem.value, torch.zeros_like(problem.value))
     side = torch.where(movable.index_select(0, problem.owner), side, 0)
     steps = torch.zeros(len(side), dtype=torch.int64, device=side.device)
     whole = Sides(side, torch.zeros_like(problem.value), steps, steps > 0)
     index = torch.arange(len(side), device=side.device)
     least, patience = torch.full_like(steps, side.shape[-1] + 1), torch.full_like(steps, PATIENCE)
     number = torch.arange(1, side.shape[-1] + 1, device=side.device)
-    for step in range(1, STEPS + 1):
+    for step in range(1, most + 1):
+        fits = (side != 0).sum(-1) <= problem.rank  # others have too many rows at their sides
+        if not bool(fits.all()):
+            index, problem = index[fits], problem.select(fits.nonzero().squeeze(-1))
+            side, least, patience = side[fits], least[fits], patience[fits]
+        if len(index) == 0:
+            break
         multiplier, reached, broken = _face(problem, side)
         fresh = _sides(problem, side, reached, multiplier)
         asks = (fresh != side) & movable.index_select(0, problem.owner)
         count = asks.sum(-1)
-        done = (count == 0) & ~broken
         left = ((count > 0) & ~broken).nonzero().squeeze(-1)
-        if len(left) < len(index) or step == STEPS:
+        if len(left) < len(index) or step == most:
+            done = (count == 0) & ~broken
             whole = whole.placed(index, Sides(side, multiplier, torch.full_like(count, step), done))
-            if len(left) == 0:
-                break
             index, problem = index.index_select(0, left), problem.select(left)
             chosen = (side, fresh, asks, count, least, patience)
             side, fresh, asks, count, least, patience = (x.index_select(0, left) for x in chosen)
@@ -161,6 +181,41 @@ def _pivoted(problem: DualProblem) -> Sides:
         asks &= (patience >= 0).unsqueeze(-1) | (number == last)
         side = torch.where(asks, fresh, side)
     return whole
+
+
+@dataclass(frozen=True)
+class Splits(Batched):
+    """Iterates of the alternating direction method: copies v of ``C u`` within the sides, and multipliers y."""
+
+    value: Tensor  # v, (L, m)
+    multiplier: Tensor  # y, (L, m)
+
+    @classmethod
+    def of(cls, problem: DualProblem) -> Splits:
+        """The start: c moved to its sides."""
+        return cls(problem.value.clamp(problem.lower, problem.upper), torch.zeros_like(problem.value))
+
+    def sides(self, problem: DualProblem) -> Tensor:
+        """Sides of the rows with multipliers, (L, m) int8."""
+        side = self.multiplier.sign().to(torch.int8)
+        return torch.where(equal_bounds(problem.lower, problem.upper), torch.ones_like(side), side)
+
+
+def _relaxed(problem: DualProblem, splits: Splits, penalty: float, steps: int) -> Splits:
+    """Iterations ``C u = c + K (K + I / penalty)^-1 (v - c - y / penalty)``, ``v = clip(C u + y / penalty)``."""
+    m, gram, c = problem.value.shape[-1], problem.gram, problem.value
+    shared = len(gram) == 1
+    gram = gram[0] if shared else gram.index_select(0, problem.owner)
+    ridge = gram + torch.eye(m, dtype=gram.dtype, device=gram.device) / penalty
+    smoother = torch.cholesky_solve(gram, torch.linalg.cholesky_ex(ridge).L)  # symmetric
+    v, y = splits.value, splits.multiplier / penalty
+    for _ in range(steps):
+        right = v - c - y
+        moved = right @ smoother if shared else (right.unsqueeze(-2) @ smoother).squeeze(-2)
+        goal = OVERSHOOT * (c + moved) + (1 - OVERSHOOT) * v + y
+        v = goal.clamp(problem.lower, problem.upper)
+        y = goal - v
+    return Splits(v, y * penalty)
 
 
 def _face(problem: DualProblem, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,4 +267,4 @@ def _from_inside(problem: DualProblem) -> Sides:
     )
     side = faces.side[:, m:]
     multiplier, _, broken = _face(problem, side)
-    return Sides(side, multiplier, faces.steps + STEPS, faces.done & ~broken)
+    return Sides(side, multiplier, faces.steps, faces.done & ~broken)
