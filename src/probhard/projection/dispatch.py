@@ -151,8 +151,8 @@ def _route(parts: Parts, diagonal: bool) -> Route:
     if parts.diminishing is not None:
         return _diminishing
     if not parts.polyhedral:
-        single = BallProjector if diagonal and _only_ball(parts) else CurvedProjector
-        return ConeProjector if parts.cones else single
+        curved = BallProjector if diagonal and _only_ball(parts) else CurvedProjector
+        return ConeProjector if parts.cones else curved
     if not diagonal or not shared(parts):
         return CoupledProjector
     return _pooled if len(parts.shapes) == 1 and isinstance(parts.shapes[0], Profiles) else FaceProjector
@@ -169,9 +169,8 @@ def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearP
 
 
 def _only_ball(parts: Parts) -> bool:
-    others = any(part is not None for part in (parts.linear, parts.nonlinear, parts.box))
-    others = others or bool(parts.inequalities or parts.shapes)
-    return not others and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
+    alone = parts.linear is parts.nonlinear is parts.box is None and not (parts.inequalities or parts.shapes)
+    return alone and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
 def _pooled(parts: Parts, weight: Diagonal, options: Options) -> Projector:
@@ -191,7 +190,7 @@ def _phases(parts: Parts, weight: Covariance, options: Options) -> PooledProject
     """Semicontinuous values: each a profile of one point, or along monotone profiles."""
     alone = parts.linear is None and not (parts.inequalities or parts.shapes)
     shapes = (Monotone(slices=parts.variables),) if alone else parts.shapes
-    others = parts.curved or parts.cones or parts.convex_programs
+    others = bool(parts.curved or parts.cones or parts.convex_programs)
     others = others or parts.nonlinear is not None or parts.diminishing is not None
     if isinstance(weight, Diagonal) and not others and len(shapes) == 1 and isinstance(shapes[0], Monotone):
         like = weight.variance.new_empty(0, dtype=torch.float64)
@@ -299,5 +298,5 @@ def _diminishing(parts: Parts, weight: Covariance, options: Options) -> Diminish
             "It is projected slice by slice, which allows only bounds of the whole field and a diagonal metric.",
             "Use per_slice(TotalVariation(bound), shape), a convex set that joins with any other.",
         )
-    ends = (None if x is None else x[..., 0] for x in bounds)
-    return DiminishingProjector(parts.diminishing.shape, *ends, weight)
+    lower, upper = (None if x is None else x[..., 0] for x in bounds)
+    return DiminishingProjector(parts.diminishing.shape, lower, upper, weight)
