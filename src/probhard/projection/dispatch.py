@@ -117,10 +117,9 @@ def _routed(plan: Plan, weight: Covariance, options: Options) -> Projector:
 
 def _factored(parts: Parts, weight: Covariance) -> bool:
     """Whether a polyhedral set has a projector for the diagonal part of the weight, which is regular."""
-    suits = isinstance(weight, Factored) and parts.polyhedral and not parts.only_equalities
-    if not suits or parts.semicontinuous or not shared(parts) or not checking():
+    suits = parts.polyhedral and not parts.only_equalities and not parts.semicontinuous and shared(parts)
+    if not isinstance(weight, Factored) or not suits or not checking():
         return False
-    assert isinstance(weight, Factored)
     return bool((weight.diagonal_part >= REGULAR * weight.diagonal()).all())
 
 
@@ -169,7 +168,8 @@ def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearP
 
 
 def _only_ball(parts: Parts) -> bool:
-    alone = parts.linear is parts.nonlinear is parts.box is None and not (parts.inequalities or parts.shapes)
+    alone = all(part is None for part in (parts.linear, parts.nonlinear, parts.box)) and not parts.inequalities
+    alone = alone and not parts.shapes
     return alone and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
@@ -281,9 +281,9 @@ def _one_row(parts: Parts, slices: int, like: Tensor) -> Row | None:
     if core.batch_dims:
         return None
     row = core.split_coefficient().to(like)
-    if row.dim() > 1:
-        return None if bool((row != row[:1]).any()) else (row[0], parts.linear.b.to(like), None)
-    return row, parts.linear.b.to(like), None
+    if row.dim() == 1:
+        return row, parts.linear.b.to(like), None
+    return None if bool((row != row[:1]).any()) else (row[0], parts.linear.b.to(like), None)
 
 
 def _diminishing(parts: Parts, weight: Covariance, options: Options) -> DiminishingProjector:
