@@ -1,11 +1,13 @@
-"""Calibration of forecasts on past windows: a number per group of levels, and the dependence of steps.
+"""Calibration of forecasts on past windows: a number per group of levels, and the dependence of nodes and of steps.
 
-    c   = argmin over windows of  sum_groups  CRPS of single steps / sum |y|,          then  c^(K / (K + 2)),
-    rho = argmin over windows of  sum_groups  CRPS of sums over the horizon / sum |y|,
+    c, v = argmin over windows of  sum_groups  CRPS of single steps / sum |y|,          then  (c, v)^(K / (K + 2)),
+    rho  = argmin over windows of  sum_groups  CRPS of sums over the horizon / sum |y|,
 
-for K windows that ended before the origin. The numbers multiply deviations before the projection, whose metric stays
-that of the uncalibrated law: means do not move and draws stay coherent. Few windows say little, so that the numbers are
-drawn to 1 as if two more windows had asked for 1. The CRPS is that of the normal law with the moments of the draws.
+for K windows that ended before the origin. The numbers c multiply deviations before the projection, v what nodes share;
+the metric stays that of the uncalibrated law, so that means do not move and draws stay coherent. Few windows say
+little: the numbers are drawn to 1 as if two more windows had asked for 1. The CRPS is that of the normal law with the
+moments of the draws. This is ``probhard.calibrate`` for stored forecasts: the variance is quadratic in the weights of
+parts, whose moments are computed once.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.forecasting.joint_laws import step_correlation
+from experiments.forecasting.joint_laws import part_weights, step_correlation
 from probhard import Diagonal, LocationScale, crps
 from probhard._calibration.search import LIMITS, best_numbers
 
@@ -32,7 +34,7 @@ class PastWindow:
     Args:
         start, end: Rows known at its origin and after it.
         error: Observed minus projected mean, (H, n).
-        moments: Products of deviations of two groups at two steps, (3, 3, H, H, n).
+        moments: Products of two parts of deviations at two steps, (parts, parts, H, H, n).
         size: ``|y|``, (H, n).
         masks: Groups, (3, n) bool.
     """
@@ -46,28 +48,30 @@ class PastWindow:
 
     @classmethod
     def of(cls, start: int, mean: Tensor, parts: Tensor, y: Tensor, masks: Tensor) -> PastWindow:
-        """Summarise a window from parts (3, S, H, n) of its draws and from the observed values (H, n)."""
+        """Summarise a window from parts (parts, S, H, n) of its draws and from the observed values (H, n)."""
         moments = torch.einsum("ashn,bskn->abhkn", parts, parts) / parts.shape[1]
         return cls(start, start + len(y), y - mean, moments, y.abs(), masks)
 
     def covariance(self, numbers: Tensor) -> Tensor:
         """Products of deviations at two steps with these numbers, (H, H, n)."""
-        return torch.einsum("a,b,abhkn->hkn", numbers, numbers, self.moments)
+        weights = part_weights(numbers)
+        return torch.einsum("a,b,abhkn->hkn", weights, weights, self.moments)
 
 
-def group_numbers(windows: Sequence[PastWindow]) -> Tensor:
-    """Fit the numbers c, (3,); ones without windows. All windows have the same shape and groups."""
+def group_numbers(windows: Sequence[PastWindow], shared: bool) -> Tensor:
+    """Fit the numbers c and, if nodes share a part, v: (3,) or (4,); ones without windows, which have one shape."""
     if not windows:
-        return torch.ones(3, dtype=torch.float64)
+        return torch.ones(3 + shared, dtype=torch.float64)
     error = torch.stack([window.error for window in windows])  # (K, H, n)
     moments = torch.stack([window.moments.diagonal(dim1=2, dim2=3) for window in windows]).movedim(-1, -2)
     relative = _weights(windows)
 
     def loss(numbers: Tensor) -> Tensor:
-        variance = torch.einsum("a,b,wabhn->whn", numbers, numbers, moments)
+        weights = part_weights(numbers)
+        variance = torch.einsum("a,b,wabhn->whn", weights, weights, moments)
         return (_normal_crps(error, variance) * relative).sum()
 
-    return best_numbers(loss, 3, limits=LIMITS) ** (len(windows) / (len(windows) + PRIOR))
+    return best_numbers(loss, 3, int(shared), LIMITS) ** (len(windows) / (len(windows) + PRIOR))
 
 
 def step_number(windows: Sequence[PastWindow], numbers: Tensor) -> float:

@@ -3,8 +3,9 @@
     x_h = mean_h + c s_h w_h,      cov(w_h, w_k) = rho^|h-k| C,      y_h = P_h x_h,      h = 1, ..., H,
 
 with the base forecast's mean and deviations s_h of every node, a number c per group of levels, the correlation C of its
-in-sample errors and one number rho for the dependence of steps. The independent law has ``C = I`` and ``rho = 0``. All
-laws of a comparison have the same projections P_h, hence the same means.
+in-sample errors and one number rho for the dependence of steps. ``C = D + v^2 F F^T`` is low rank plus diagonal; v = 1
+unless calibrated. The independent law has ``C = I`` and ``rho = 0``. All laws of a comparison have the same projections
+P_h, hence the same means.
 """
 
 from __future__ import annotations
@@ -80,28 +81,42 @@ class Forecast:
             seed: Seed of the noise, the same for all laws.
 
         Returns:
-            ``s_h w_h``, (S, H, n).
+            Terms of ``s_h w_h``, (terms, S, H, n): what each node has of its own and, if ``joint``, what they share.
         """
         steps, nodes = self.mean.shape
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(samples, steps, self.correlation.root_size, generator=generator, dtype=torch.float64)
-        w = self.correlation.root(noise) if joint else noise[..., :nodes]
-        root = step_root(steps, rho)
-        return self.stddev * torch.einsum("hk,skn->shn", root, w)
+        terms = noise[None, ..., :nodes]
+        if joint:
+            own = self.correlation.diagonal_part.sqrt() * noise[..., :nodes]
+            terms = torch.stack([own, noise[..., nodes:] @ self.correlation.factor.mT])
+        return self.stddev * torch.einsum("hk,tskn->tshn", step_root(steps, rho), terms)
 
 
-def group_parts(deviations: Tensor, hierarchy: Hierarchy, project: Callable[[Tensor], Tensor]) -> Tensor:
-    """Split deviations by group and project each: with numbers c they add up to ``P (c s w)``.
+def group_parts(terms: Tensor, hierarchy: Hierarchy, project: Callable[[Tensor], Tensor]) -> Tensor:
+    """Split terms of deviations by group and project each: with weights they add up to projected deviations.
 
     Args:
-        deviations: (S, H, n).
+        terms: (terms, S, H, n).
         hierarchy: The sums.
         project: A linear projection of points (S, H, n).
 
     Returns:
-        (3, S, H, n).
+        (3 terms, S, H, n), the three groups of the first term first.
     """
-    return torch.stack([project(torch.where(mask, deviations, 0.0)) for mask in group_masks(hierarchy)])
+    masks = group_masks(hierarchy)
+    return torch.stack([project(torch.where(mask, term, 0.0)) for term in terms for mask in masks])
+
+
+def part_weights(numbers: Tensor) -> Tensor:
+    """Weights of the parts, from the numbers c (3,) and, if there is a shared term, v: (3,) or (6,)."""
+    return torch.cat([numbers[:3], *(numbers[:3] * shared for shared in numbers[3:])])
+
+
+def weighted(terms: Tensor, numbers: Tensor, masks: Tensor) -> Tensor:
+    """Deviations ``c s w`` (S, H, n) from their terms (terms, S, H, n), numbers (3 or 4,) and groups (3, n)."""
+    by_term = torch.cat([torch.ones(1, dtype=numbers.dtype), numbers[3:]])
+    return torch.einsum("t,tshn->shn", by_term, terms) * (numbers[:3] @ masks.double())
 
 
 def step_root(steps: int, rho: float) -> Tensor:
@@ -120,5 +135,5 @@ def step_correlation(steps: int, rho: float) -> Tensor:
 
 
 def combined(mean: Tensor, parts: Tensor, numbers: Tensor) -> Tensor:
-    """Draws ``mean + sum_g c_g parts_g``, (S, H, n), from parts (3, S, H, n) and numbers (3,)."""
-    return mean + torch.einsum("g,gshn->shn", numbers, parts)
+    """Draws (S, H, n) from the projected mean, parts (3 terms, S, H, n) and numbers (3 or 4,)."""
+    return mean + torch.einsum("g,gshn->shn", part_weights(numbers), parts)

@@ -1,7 +1,7 @@
 """Measures of draws (S, H, n) against what happened, by group of levels.
 
     coverage of central 80 % intervals and CRPS, of single steps and of sums over the horizon,
-    energy score of the whole path, each node divided by its size and by the square root of the size of its group.
+    energy score of the whole path, each group divided by its mean size and by the square root of its number of nodes.
 
 The CRPS is a sum over nodes and steps; divided by the summed ``|y|`` it can be compared between data sets.
 """
@@ -43,7 +43,8 @@ def measured(draws: Tensor, y: Tensor, masks: Tensor, size: Tensor) -> dict[str,
             "crps_sums": float(score_sums[mask].sum()),
             "size": float(y[:, mask].abs().sum()),
         }
-    weight = 1 / (size.clamp(min=1e-9 * float(size.max())) * (masks.sum(1).double().sqrt() @ masks.double()))
+    count = masks.double().sum(1)
+    weight = (1 / (masks.double() @ size / count * count.sqrt())) @ masks.double()  # (n,)
     few = (draws[:ENERGY_DRAWS] * weight).flatten(1)
     fields["energy"] = float(energy_score(few, (y * weight).flatten(), estimator="fair"))
     return fields

@@ -13,27 +13,27 @@ set, base, law, calibrated, seed, origin).
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from experiments.forecasting.joint_bases import PLANS, Place, ets, places
 from experiments.forecasting.joint_calibration import PastWindow, group_numbers, step_number
-from experiments.forecasting.joint_laws import METRICS, Forecast, combined, group_masks, group_parts
+from experiments.forecasting.joint_laws import METRICS, Forecast, combined, group_masks, group_parts, weighted
 from experiments.forecasting.joint_measures import measured
 from experiments.forecasting.rows import DATASETS
 from experiments.forecasting.runs import rolled, trained
 from experiments.grid import Grid, Unit
 from experiments.records import Records
 from probhard import DPPL, METHODS, Levels
+from probhard._util.atomic import replacing
 from probhard.errors import check_choices
-from probhard.method import Method
 
 KEYS = ("dataset", "base", "law", "calibrated", "seed", "origin")
 ETS = tuple(f"ets-{metric}" for metric in METRICS)
@@ -78,7 +78,7 @@ class JointJob:
         calibration, test = places(self.dataset, self.quick)
         if self.base in ETS:
             return list(self._classical(calibration, test, folder.parent / "fits"))
-        return list(self._neural(calibration, test, progress))
+        return list(self._neural(calibration, test, folder.parent / "paths", progress))
 
     def _classical(self, calibration: Sequence[Place], test: Sequence[Place], fits: Path) -> Iterator[dict[str, Any]]:
         metric = self.base.removeprefix("ets-")
@@ -89,42 +89,48 @@ class JointJob:
             for joint, windows in past.items() if place in test else ():
                 over = [window for window in windows if window.end <= place.start]
                 for calibrated in (False, True):
-                    numbers = group_numbers(over if calibrated else [])
+                    numbers = group_numbers(over if calibrated else [], shared=joint)
                     laws = {"nodes": 0.0, "joint": step_number(over, numbers)} if joint else {"independent": 0.0}
                     for law, rho in laws.items():
-                        deviations = forecast.deviations(joint, rho, DRAWS, self.seed) * (numbers @ masks.double())
+                        deviations = weighted(forecast.deviations(joint, rho, DRAWS, self.seed), numbers, masks)
                         scores = measured(forecast.project(forecast.mean + deviations), y, masks, _size(place))
                         about = {"numbers": numbers, "rho": rho, "windows": len(over)}
                         yield self._line(place, law, calibrated, scores, about)
             for joint, windows in past.items():
-                deviations = forecast.deviations(joint, 1.0, DRAWS, self.seed)
-                parts = group_parts(deviations, forecast.hierarchy, forecast.project)
+                terms = forecast.deviations(joint, 1.0, DRAWS, self.seed)
+                parts = group_parts(terms, forecast.hierarchy, forecast.project)
                 windows.append(PastWindow.of(place.start, mean, parts, y, masks))
 
-    def _neural(self, calibration: Sequence[Place], test: Sequence[Place], progress: bool) -> Iterator[dict[str, Any]]:
+    def _neural(
+        self, calibration: Sequence[Place], test: Sequence[Place], kept: Path, progress: bool
+    ) -> Iterator[dict[str, Any]]:
         for law, rank in (("independent", 0), ("joint", RANK)):
-            method = self._method(law, test[0])
             past: list[PastWindow] = []
             for stage in (calibration, test):
-                started = time.perf_counter()
-                module = trained(self.dataset, stage[0], method, self.seed, self.quick, progress, rank=rank)
-                seconds = time.perf_counter() - started
-                for place in stage:
-                    paths = torch.from_numpy(rolled(module, method, place, self.seed))  # (S, H, n)
-                    mean, masks, y = paths.mean(0), group_masks(place.known.hierarchy), _values(place)
-                    parts = group_parts(paths - mean, place.known.hierarchy, partial(_orthogonal, place))
+                paths = self._paths(stage, law, rank, kept, progress)
+                for place, draws in zip(stage, paths):
+                    mean, masks, y = draws.mean(0), group_masks(place.known.hierarchy), _values(place)
+                    parts = group_parts((draws - mean)[None], place.known.hierarchy, partial(_orthogonal, place))
                     over = [window for window in past if window.end <= place.start]
-                    if stage is test:
-                        for calibrated in (False, True):
-                            numbers = group_numbers(over if calibrated else [])
-                            draws = combined(mean, parts, numbers)
-                            about = {"numbers": numbers, "windows": len(over), "seconds": seconds}
-                            yield self._line(place, law, calibrated, measured(draws, y, masks, _size(place)), about)
+                    for calibrated in (False, True) if stage is test else ():
+                        numbers = group_numbers(over if calibrated else [], shared=False)
+                        scores = measured(combined(mean, parts, numbers), y, masks, _size(place))
+                        yield self._line(place, law, calibrated, scores, {"numbers": numbers, "windows": len(over)})
                     past.append(PastWindow.of(place.start, mean, parts, y, masks))
 
-    def _method(self, law: str, place: Place) -> Method:
-        method = METHODS[NETWORKS[self.base]]
-        return method if law == "independent" else method.replace(functionals=Levels(place.known.hierarchy))
+    def _paths(self, stage: Sequence[Place], law: str, rank: int, kept: Path, progress: bool) -> list[Tensor]:
+        """Sample paths (S, H, n) at every place by a network trained before the first, from a file if it is there."""
+        file = kept / f"{self.name}-{law}-{stage[0].start}.npy"
+        if not file.exists():
+            method = METHODS[NETWORKS[self.base]]
+            if law == "joint":
+                method = method.replace(functionals=Levels(stage[0].known.hierarchy))
+            module = trained(self.dataset, stage[0], method, self.seed, self.quick, progress, rank=rank)
+            made = np.stack([rolled(module, method, place, self.seed) for place in stage])
+            kept.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as written, written.open("wb") as stream:
+                np.save(stream, made.astype(np.float32))
+        return list(torch.from_numpy(np.load(file, allow_pickle=False)).double())
 
     def _key(self, law: str, calibrated: bool, origin: int) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ from experiments.forecasting.joint_laws import (
     group_parts,
     step_correlation,
     step_root,
+    weighted,
 )
 from experiments.forecasting.joint_measures import measured
 from experiments.forecasting.joint_runs import JointJob, grid
@@ -49,19 +50,19 @@ def test_steps_are_correlated_as_they_should(rho):
 
 def test_deviations_have_the_covariance_of_nodes_times_that_of_steps():
     law = forecast()
-    draws = law.deviations(joint=True, rho=0.6, samples=200_000, seed=0)
+    draws = law.deviations(joint=True, rho=0.6, samples=200_000, seed=0).sum(0)
     found = torch.cov(draws.flatten(1).mT)
     expected = torch.kron(step_correlation(STEPS, 0.6), law.correlation.dense().contiguous())
     scale = law.stddev.flatten()
     torch.testing.assert_close(found / scale / scale[:, None], expected, rtol=0, atol=0.015)
-    alone = law.deviations(joint=False, rho=0.0, samples=200_000, seed=0) / law.stddev
+    alone = law.deviations(joint=False, rho=0.0, samples=200_000, seed=0)[0] / law.stddev
     torch.testing.assert_close(torch.cov(alone.flatten(1).mT), torch.eye(21, dtype=DOUBLE), rtol=0, atol=0.015)
 
 
 @pytest.mark.parametrize("metric", ["orthogonal", "variances", "covariance"])
 def test_projection_in_every_metric(metric):
     law = forecast(metric)
-    points = law.mean + law.deviations(True, 0.5, 10, 0)
+    points = law.mean + law.deviations(True, 0.5, 10, 0).sum(0)
     projected = law.project(points)
     rows = torch.from_numpy(np.hstack([np.eye(3), -TREE.summation.toarray()[:3]]))
     for step in range(STEPS):
@@ -74,13 +75,17 @@ def test_projection_in_every_metric(metric):
         torch.testing.assert_close(projected[:, step], points[:, step] - points[:, step] @ move.mT)
 
 
-def test_parts_add_up_to_scaled_deviations():
-    law, numbers = forecast(), torch.tensor([2.0, 0.5, 3.0], dtype=DOUBLE)
-    deviations = law.deviations(True, 0.5, 20, 0)
+@pytest.mark.parametrize("numbers", [[2.0, 0.5, 3.0], [2.0, 0.5, 3.0, 1.5]], ids=["independent", "joint"])
+def test_parts_add_up_to_scaled_deviations(numbers):
+    law, numbers = forecast(), torch.tensor(numbers, dtype=DOUBLE)
     masks = group_masks(TREE)
     assert masks.int().tolist() == [[1, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]]
-    parts = group_parts(deviations, TREE, law.project)
-    whole = law.project(law.mean + deviations * (numbers @ masks.double()))
+    terms = law.deviations(len(numbers) > 3, 0.5, 20, 0)
+    parts = group_parts(terms, TREE, law.project)
+    by_hand = terms[0] if len(terms) == 1 else terms[0] + 1.5 * terms[1]
+    by_hand = by_hand * torch.tensor([2, 0.5, 0.5, 3, 3, 3, 3], dtype=DOUBLE)
+    torch.testing.assert_close(weighted(terms, numbers, masks), by_hand)
+    whole = law.project(law.mean + by_hand)
     torch.testing.assert_close(combined(law.projected_mean(), parts, numbers), whole)
 
 
@@ -94,12 +99,12 @@ def windows(truth: torch.Tensor, rho: float, count: int) -> list[PastWindow]:
 
 
 def test_numbers_find_the_truth_and_are_drawn_to_one():
-    truth = torch.tensor([3.0, 1.0, 0.5], dtype=DOUBLE)
-    many = group_numbers(windows(truth, 0.0, 400))
+    truth = torch.tensor([3.0, 1.0, 0.5, 2.0], dtype=DOUBLE)
+    many = group_numbers(windows(truth, 0.0, 1000), shared=True)
     assert many[0] == pytest.approx(3.0, rel=0.2)
-    assert many[2] == pytest.approx(0.5, rel=0.1)
+    assert many[2:].tolist() == pytest.approx([0.5, 2.0], rel=0.15)
     few = windows(truth, 0.0, 2)
-    best = group_numbers(few) ** ((len(few) + PRIOR) / len(few))  # without the prior
+    best = group_numbers(few, shared=True) ** ((len(few) + PRIOR) / len(few))  # without the prior
 
     def loss(numbers: torch.Tensor) -> float:
         total = 0.0
@@ -113,14 +118,15 @@ def test_numbers_find_the_truth_and_are_drawn_to_one():
             total += score / size
         return total
 
-    near = [best * torch.eye(3, dtype=DOUBLE)[g].mul(step).exp() for g in range(3) for step in (0.05, -0.05)]
+    near = [best * torch.eye(4, dtype=DOUBLE)[g].mul(step).exp() for g in range(4) for step in (0.05, -0.05)]
     assert all(loss(best) <= loss(other) for other in near if bool(((other > 0.1) & (other < 10)).all()))
-    assert group_numbers([]).tolist() == [1, 1, 1]
+    assert group_numbers([], shared=True).tolist() == [1, 1, 1, 1]
+    assert group_numbers([], shared=False).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9])
 def test_the_dependence_of_steps_is_found(rho):
-    ones = torch.ones(3, dtype=DOUBLE)
+    ones = torch.ones(4, dtype=DOUBLE)
     assert step_number(windows(ones, rho, 300), ones) == pytest.approx(rho, abs=0.1)
     assert step_number([], ones) == 0
 
@@ -129,7 +135,7 @@ def test_measures():
     torch.manual_seed(0)
     draws, y = torch.randn(300, STEPS, 7, dtype=DOUBLE), torch.zeros(STEPS, 7, dtype=DOUBLE)
     y[0, 0], y[1, 4] = 5.0, -5.0
-    fields = measured(draws, y, group_masks(TREE), torch.full((7,), 2.0, dtype=DOUBLE))
+    fields = measured(draws, y, group_masks(TREE), torch.tensor([1, 2, 4, 2, 4, 6, 8], dtype=DOUBLE))
     assert fields["top"]["coverage"] == pytest.approx(2 / 3)
     assert fields["middle"]["coverage"] == 1
     assert fields["bottom"]["coverage"] == pytest.approx(11 / 12)
@@ -138,7 +144,7 @@ def test_measures():
     assert fields["bottom"]["size"] == 5
     expected = ph.crps_ensemble(draws[..., 3:].sum(1), y[:, 3:].sum(0), estimator="fair").sum()
     assert fields["bottom"]["crps_sums"] == pytest.approx(float(expected))
-    weight = 1 / (2 * torch.tensor([1, 2, 2, 4, 4, 4, 4], dtype=DOUBLE).sqrt())
+    weight = 1 / torch.tensor([1, 3 * 2**0.5, 3 * 2**0.5, 10, 10, 10, 10], dtype=DOUBLE)
     few = (draws[:200] * weight).flatten(1)
     apart = torch.cdist(few, few).sum() / (200 * 199)
     near = (few - (y * weight).flatten()).norm(dim=-1).mean()
