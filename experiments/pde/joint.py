@@ -32,10 +32,17 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Law:
-    """A row of the table: options of the network beside those of the problem, and a method."""
+    """A row of the table: options of the network beside those of the problem, and a method.
+
+    Args:
+        network: Options of ``VarianceNO`` beside those of the problem.
+        weight: Of the functionals in training.
+        of: The row whose network it takes, and correlates by its errors on validation fields; None for its own.
+    """
 
     network: Mapping[str, Any]
     weight: float = 0.0
+    of: str | None = None
 
     def method(self, case: Case) -> Method:
         """The training method on a problem."""
@@ -48,6 +55,7 @@ WEIGHT = 0.3  # of the functionals, chosen on the validation fields of CHOICE
 OTHER, CHOICE = "joint, weight 0.1", ("tracer", 0)
 LAWS = {
     "diagonal": Law({}),
+    "errors": Law({}, of="diagonal"),
     "joint": Law({"rank": RANK}, WEIGHT),
     "joint, weight 0.1": Law({"rank": RANK}, 0.1),
     "spectral": Law({"covariance": "spectral"}, WEIGHT),
@@ -103,8 +111,10 @@ class FieldJob:
         """
         case = CASES[self.problem]()
         data = self._data(case)
-        model, about = self.trained(case, data, folder, progress)
-        line = {**self.expected()[0], **measured(model.double(), case, data, self.seed, self.draws), **about}
+        of = LAWS[self.law].of
+        model, about = replace(self, law=of or self.law).trained(case, data, folder, progress)
+        figures = measured(model.double(), case, data, self.seed, self.draws, errors=of is not None)
+        line = {**self.expected()[0], **figures, **about}
         if self.seed == 0 and LAWS[self.law].weight:
             times = self._step_seconds(case, data)
             line |= {"step_seconds": times[1], "diagonal_step_seconds": times[0]}
@@ -200,6 +210,6 @@ def grid(
         FieldJob(problem, law, seed, **options)
         for seed in seeds
         for problem in problems or CASES
-        for law in laws or ("diagonal", "joint", *([OTHER] if (problem, seed) == CHOICE else []))
+        for law in laws or ("diagonal", "errors", "joint", *([OTHER] if (problem, seed) == CHOICE else []))
     ]
     return Grid(jobs, Records(path, KEYS))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 Line = Mapping[str, Any]
 
-COLOURS = {"diagonal": "tab:orange", "joint": "tab:blue", "spectral": "tab:green"}
+COLOURS = {"diagonal": "tab:orange", "errors": "tab:green", "joint": "tab:blue", "spectral": "tab:purple"}
 LEFT_OUT = ("total", "integral")
 
 

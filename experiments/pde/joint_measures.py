@@ -19,7 +19,7 @@ from torch import Tensor
 
 from experiments.pde.joint_cases import Case, Data
 from probhard import score as scores
-from probhard.calibration import calibrate
+from probhard.calibration import calibrate, error_correlation
 from probhard.model import Batch, ConstrainedModel
 
 QUANTILE = 1.6448536269514722  # of the standard normal law at 0.95
@@ -27,7 +27,9 @@ WEIGHT = 0.3  # of the functionals in the score that calibration minimises, for 
 CHUNK = 10  # fields measured at a time
 
 
-def measured(model: ConstrainedModel, case: Case, data: Data, seed: int, draws: int) -> dict[str, Any]:
+def measured(
+    model: ConstrainedModel, case: Case, data: Data, seed: int, draws: int, errors: bool = False
+) -> dict[str, Any]:
     """Return the figures of a trained model in float64, raw and calibrated.
 
     Args:
@@ -36,8 +38,20 @@ def measured(model: ConstrainedModel, case: Case, data: Data, seed: int, draws: 
         data: Its data; the calibration fields give the two numbers, the test fields the figures.
         seed: Of the draws.
         draws: Per test field.
+        errors: Whether the law gets the power spectrum of errors on validation fields, with a number for each octave.
     """
-    adjusted = calibrate(model, list(parts(data.calibration)), functionals=case.blocks, functional_weight=WEIGHT)
+    correlation = None
+    if errors:
+        boundary = "periodic" if case.periodic else "reflecting"
+        correlation = error_correlation(model, list(parts(_double(data.validation))), case.shape, boundary)
+    adjusted = calibrate(
+        model,
+        list(parts(data.calibration)),
+        functionals=case.blocks,
+        functional_weight=WEIGHT,
+        octaves=errors,
+        correlation=correlation,
+    )
     assert adjusted.calibration is not None
     raw = figures(model, case, data.test, seed, draws)
     del raw["energy_fields"]
@@ -56,6 +70,12 @@ def validation_energy(model: ConstrainedModel, batch: Batch, seed: int, draws: i
         sample = model.forecast(part).sample((draws,), generator)
         values.append(scores.energy_score(sample, cast(Tensor, part.target), estimator="fair"))
     return float(torch.cat(values).mean())
+
+
+def _double(batch: Batch) -> Batch:
+    """The same fields in double precision."""
+    assert batch.target is not None
+    return Batch(batch.inputs.double(), batch.target.double(), None, batch.context.double())
 
 
 def parts(batch: Batch) -> Iterator[Batch]:
