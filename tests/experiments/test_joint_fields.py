@@ -56,11 +56,11 @@ def case_of(data: Any = None) -> Case:
 def test_calibration_finds_the_numbers_that_the_fields_were_drawn_with() -> None:
     model = ph.ConstrainedModel(Given(), mass, "probhard-ob")
     case = case_of()
-    batches = [drawn(model, count, Calibration(0.5, 2.0)) for count in (200, 40)]
+    batches = [drawn(model, count, Calibration(2.0, 0.7)) for count in (200, 40)]
     line = measures.measured(model, case, Data(batches[0], batches[0], *batches), 1, 5)
-    assert line["own"] == pytest.approx(0.5, rel=0.05)
-    assert line["shared"] == pytest.approx(2.0, rel=0.1)
-    assert line["covered_90"][2] > line["raw"]["covered_90"][2]
+    assert line["own"] == pytest.approx(2.0, rel=0.05)
+    assert line["shared"] == pytest.approx(0.7, rel=0.1)
+    assert abs(line["covered_90"][0] - 0.9) < abs(line["raw"]["covered_90"][0] - 0.9)
     assert line["mse"] == line["raw"]["mse"]
 
 
