@@ -3,8 +3,8 @@
     p_k = 1/T sum_t (T z_t)_k^2,        C = T^T diag(p) T, scaled to a unit diagonal
 
 for standardised errors z_t (n,) and the transform T of ``_transforms``. It takes correlations to depend on distances
-only, so a few dozen fields are enough. ``C.scaled(stddev)`` is then a covariance between given scales. Errors of
-irregular variables are for ``shrunk_correlation``.
+only, so a few dozen fields are enough. Next to walls, where basis functions vanish or peak, it is approximate.
+``C.scaled(stddev)`` is then a covariance between given scales. Other variables are for ``shrunk_correlation``.
 """
 
 from __future__ import annotations
