@@ -100,6 +100,6 @@ def test_errors_say_what_is_wrong():
         ph.spectral_correlation(errors, (5, 5))
     with pytest.raises(ph.ParameterError, match="all of them are 0"):
         ph.spectral_correlation(0 * errors, SHAPE)
+    law = ph.LocationScale(torch.zeros(4), ph.Diagonal(torch.ones(4)))
     with pytest.raises(ph.ShapeError, match="The correlation is of"):
-        law = ph.LocationScale(torch.zeros(4), ph.Diagonal(torch.ones(4)))
         Calibration(correlation=truth("zero")).apply(law)
