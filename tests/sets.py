@@ -148,7 +148,10 @@ def nearest(name: str, z: Tensor, weight: Tensor) -> Tensor:
         root.value = np.linalg.inv(np.linalg.cholesky(weight[k].numpy())) if coupled else weight[k].numpy() ** -0.5
         goal.value = root.value @ point if coupled else root.value * point
         with warnings.catch_warnings(action="ignore"):  # an inaccurate solution is noticed by its status
-            problem.solve(solver=cp.CLARABEL, **TIGHT)
+            try:
+                problem.solve(solver=cp.CLARABEL, **TIGHT)
+            except cp.SolverError:  # at the tip of a cone, where it cannot be that accurate
+                problem.solve(solver=cp.CLARABEL)
         assert problem.status in ("optimal", "optimal_inaccurate"), (name, index, problem.status)
         found[index] = torch.from_numpy(u.value)
     return found

@@ -20,12 +20,12 @@ from probhard._util.numerics import TINY
 from probhard.solvers.cone_frames import Frame, frame, nearest
 
 OUTER, INNER, SEARCH = 40, 40, 12
-PENALTIES = (10.0, *[1e2] * 5, *[1e3] * 4, 1e4)  # multipliers are rounded by the penalty: large ones only if needed
+PENALTIES = (10.0, *[1e2] * 3, *[1e3] * 3, *[1e4] * 3, *[1e5] * 3, 1e6)  # large ones round multipliers: only if needed
 NEAR = 1e-10  # Newton steps this short, relative to the data, are not searched along
 EXACT = 2e-16  # ... and this short, times the penalty, end the search for a minimum
 ACCURATE = 1e-13  # residual, relative to the data, at which iterations end
 SETTLED = 1e-9  # largest residual of a solution: a smaller one cannot be reached where multipliers are huge
-STALLED = 6  # penalties without progress after which iterations end
+STALLED = 4  # rounds without progress after which iterations end, if settled or if the penalty is the last
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def solve(cones: Cones, G: Tensor, g: Tensor) -> Nearest:
         h[open_[better]], y[open_[better]] = found[better], fresh[better]
         best[open_] = torch.minimum(residual, best[open_])
         x[open_], dual[open_], steps[open_] = found, fresh, steps[open_] + used
-        open_ = open_[(best[open_] > ACCURATE) & (stalled[open_] < STALLED)]
+        final = (best[open_] <= 0.1 * SETTLED) | (outer >= len(PENALTIES) + STALLED)
+        open_ = open_[(best[open_] > ACCURATE) & ~(final & (stalled[open_] >= STALLED))]
     return Nearest(h * unit, y * unit, steps, best <= SETTLED)
 
 
