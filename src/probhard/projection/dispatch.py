@@ -170,7 +170,8 @@ def _nonlinear(parts: Parts, weight: Covariance, options: Options) -> NonlinearP
 
 
 def _only_ball(parts: Parts) -> bool:
-    alone = all(x is None for x in (parts.linear, parts.nonlinear, parts.box)) and not (parts.inequalities or parts.shapes)
+    alone = parts.linear is None and parts.nonlinear is None and parts.box is None
+    alone = alone and not (parts.inequalities or parts.shapes)
     return alone and len(parts.curved) == 1 and isinstance(parts.curved[0], Ball)
 
 
