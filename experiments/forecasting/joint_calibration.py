@@ -71,7 +71,7 @@ def group_numbers(windows: Sequence[PastWindow], shared: bool) -> Tensor:
         variance = torch.einsum("a,b,wabhn->whn", weights, weights, moments)
         return (_normal_crps(error, variance) * relative).sum()
 
-    return best_numbers(loss, 3, int(shared), LIMITS) ** (len(windows) / (len(windows) + PRIOR))
+    return best_numbers(loss, 3, int(shared), LIMITS, ridge=0.0) ** (len(windows) / (len(windows) + PRIOR))
 
 
 def step_number(windows: Sequence[PastWindow], numbers: Tensor) -> float:

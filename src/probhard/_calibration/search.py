@@ -46,7 +46,11 @@ def best_factor(loss: Callable[[float], float], limits: tuple[float, float] = LI
 
 
 def best_numbers(
-    loss: Callable[[Tensor], Tensor], leading: int, relative: int = 0, limits: tuple[float, float] = WIDE
+    loss: Callable[[Tensor], Tensor],
+    leading: int,
+    relative: int = 0,
+    limits: tuple[float, float] = WIDE,
+    ridge: float = RIDGE,
 ) -> Tensor:
     """The numbers within limits that minimise a differentiable loss.
 
@@ -55,6 +59,7 @@ def best_numbers(
         leading: How many numbers come first that a common factor multiplies.
         relative: How many follow that it does not.
         limits: Smallest and largest number.
+        ridge: Weight of squared distances from the common factor, relative to the loss.
 
     Returns:
         The numbers, (leading + relative,).
@@ -74,7 +79,7 @@ def best_numbers(
     start, least = common.best
     if len(start) > 1:
         origin = torch.from_numpy(start)
-        trials = _Trials(lambda x: loss(x) + RIDGE * abs(least) * (x.log() - origin).square().sum())
+        trials = _Trials(lambda x: loss(x) + ridge * abs(least) * (x.log() - origin).square().sum())
         options: dict[str, Any] = {"bounds": [tuple(map(math.log, limits))] * len(start)}
         try:
             scipy.optimize.minimize(

@@ -166,17 +166,20 @@ class BatchedReduction(Reduction):
         weight, units, dense = self.weight.reshape(-1, self.weight.shape[-1]), self.units, self.dense
         scale = self.scale.reshape(-1, len(self.rows)).index_select(0, elements)
         weight = weight.index_select(0, elements)
-        crossed = (dense * weight.unsqueeze(-2)).index_select(-1, units)
-        above = torch.cat([_weighted(dense, dense, weight), crossed], -1)
-        own = torch.diag_embed(weight.index_select(-1, units))
-        gram = torch.cat([above, torch.cat([crossed.mT, own], -1)], -2)
+        own = weight.index_select(-1, units)
+        gram = _weighted(dense, dense, weight)
+        if len(units):
+            crossed = dense.index_select(-1, units) * own.unsqueeze(-2)
+            below = torch.cat([crossed.mT, torch.diag_embed(own)], -1)
+            gram = torch.cat([torch.cat([gram, crossed], -1), below], -2)
         if len(self.equal):
-            column = (self.equal * weight.unsqueeze(-2)).index_select(-1, units)
-            images = torch.cat([_weighted(self.equal, dense, weight), column], -1)  # A W C^T
+            images = _weighted(self.equal, dense, weight)  # A W C^T
+            if len(units):
+                images = torch.cat([images, self.equal.index_select(-1, units) * own.unsqueeze(-2)], -1)
             lower = self.lower.reshape(-1, *self.lower.shape[-2:]).index_select(0, elements)
             half = torch.linalg.solve_triangular(lower, images, upper=False)
             gram = gram - half.mT @ half
-        return gram * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+        return gram * (scale.unsqueeze(-1) * scale.unsqueeze(-2))
 
     @cached_property
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
