@@ -150,8 +150,8 @@ def nearest(name: str, z: Tensor, weight: Tensor) -> Tensor:
         with warnings.catch_warnings(action="ignore"):  # an inaccurate solution is noticed by its status
             try:
                 problem.solve(solver=cp.CLARABEL, **TIGHT)
-            except cp.SolverError:  # at the tip of a cone, where it cannot be that accurate
-                problem.solve(solver=cp.CLARABEL)
+            except cp.SolverError:  # at the tip of a cone, where Clarabel cannot be that accurate
+                problem.solve(solver=cp.SCS, eps_abs=1e-10, eps_rel=1e-10, max_iters=200_000)
         assert problem.status in ("optimal", "optimal_inaccurate"), (name, index, problem.status)
         found[index] = torch.from_numpy(u.value)
     return found
