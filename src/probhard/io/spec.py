@@ -22,6 +22,7 @@ import numpy as np
 from probhard.errors import ParameterError, ShapeError
 from probhard.io.cells import Cells
 from probhard.io.data import MASK, VOLUMES, Data
+from probhard.io.plain import read_plain
 from probhard.io.registry import REGISTRY
 from probhard.io.settings import closest_name
 
@@ -120,18 +121,9 @@ def read_spec(path: Path, kind: str = "constraints file", start: str = "constrai
         start: An example of its content, for errors.
 
     Raises:
-        ParameterError: It cannot be read, or is not YAML of plain values.
+        ParameterError: It cannot be read, is not YAML of plain values, or exceeds the limits of ``read_plain``.
     """
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ParameterError(
-            f"The {kind} {path} cannot be read ({error}).",
-            "It must be YAML of plain values.",
-            f"Start from '{start}'.",
-        ) from error
+    return read_plain(path, kind, start)
 
 
 def _entries(spec: Any) -> list[tuple[str, dict[str, Any]]]:
