@@ -103,7 +103,9 @@ def test_hdf5_reads_no_other_file(tmp_path: Path, monkeypatch):
 
 def test_zarr_with_wrong_sizes(tmp_path: Path):
     zarr = pytest.importorskip("zarr")
-    zarr.open_group(str(tmp_path / "large.zarr"), mode="w").create_array("mean", shape=(10**12,), dtype="f8", chunks=(9,))
+    zarr.open_group(str(tmp_path / "large.zarr"), mode="w").create_array(
+        "mean", shape=(10**12,), dtype="f8", chunks=(9,)
+    )
     assert "of memory" in refused(tmp_path / "large.zarr")
     group = zarr.open_group(str(tmp_path / "chunks.zarr"), mode="w")
     group.create_array("mean", shape=(3,), dtype="f8", chunks=(10**10,))

@@ -1,7 +1,7 @@
 """Plain values from YAML files, with limits on size, depth and repetition.
 
-Short files can describe huge values: aliases of aliases grow exponentially, deep nesting exhausts the stack, and numbers
-of many digits take quadratic time. Configurations need none of that, so such files are rejected.
+Short files can describe huge values: aliases of aliases grow exponentially, deep nesting exhausts the stack, and
+numbers of many digits take quadratic time. Configurations need none of that, so such files are rejected.
 """
 
 from __future__ import annotations
