@@ -30,6 +30,7 @@ INFEASIBLE = 3  # exit status if any point is infeasible
 IMPLAUSIBLE = 4  # exit status if the means were moved implausibly far
 ROUNDING = 1e-12  # deviation, relative to a value, that is no deviation
 FAR = 5.0  # deviations that count as far
+FAR_TRAINED = 100.0  # the same for a network that was trained through the projection
 FAR_SHARE = 0.1  # share of values moved far, from which constraint and prediction contradict each other
 LISTED = 1000  # flagged fields that the certificate lists
 
@@ -68,11 +69,18 @@ class Extent:
 
 @dataclass
 class Moves:
-    """How far the projection moved means, in their own standard deviations."""
+    """How far the projection moved means, in their own standard deviations.
 
+    Args:
+        limit: Deviations beyond which a move is implausible. A network that was trained through the projection is free
+            in what the constraint fixes, so its moves may be larger.
+    """
+
+    limit: float = FAR
     total: float = 0.0
     worst: float = 0.0
     far: int = 0
+    implausibly_far: int = 0
     values: int = 0
 
     def add(self, before: Tensor, after: Tensor, stddev: Tensor) -> None:
@@ -83,12 +91,13 @@ class Moves:
             self.total += float(moves.sum())
             self.worst = max(self.worst, float(moves.max()))
             self.far += int((moves > FAR).sum())
+            self.implausibly_far += int((moves > self.limit).sum())
             self.values += moves.numel()
 
     @property
     def implausible(self) -> bool:
-        """Whether more than a tenth of the values was moved by more than five deviations."""
-        return self.far > FAR_SHARE * self.values
+        """Whether more than a tenth of the values was moved beyond the limit."""
+        return self.implausibly_far > FAR_SHARE * self.values
 
     def content(self) -> dict[str, Any] | None:
         """Mean and worst move and the share of far ones; None without standard deviations."""

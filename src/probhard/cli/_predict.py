@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from probhard.cli import _pictures
-from probhard.cli._certificate import Certificate
+from probhard.cli._certificate import FAR_TRAINED, Certificate, Moves
 from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._projection import BUDGET, FieldProjection
 from probhard.cli._stored import StoredLaw
@@ -77,7 +77,8 @@ class Request:
                 "fields": cells.fields,
                 "cells": cells.variables,
                 "field_axes": ["sample", *cells.per],
-            }
+            },
+            moved=Moves(FAR_TRAINED),
         )
 
 

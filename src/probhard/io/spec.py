@@ -100,6 +100,14 @@ def cells_from(
     grid = shape[len(shape) - len(axes) :]
     if 0 in shape:
         raise ShapeError(f"The fields have shape {shape}.", "There is nothing in them.", "Save at least one field.")
+    if "axes" not in top and len(set(grid)) < len(grid):
+        twin = next(size for size in grid if grid.count(size) > 1)
+        alike = [axis for axis, size in zip(axes, grid) if size == twin]
+        raise ParameterError(
+            f"The axes {' and '.join(alike)} of the grid {grid} both have {twin} points.",
+            "Nothing says in which order the arrays have them; swapped axes would pass unnoticed.",
+            f"Write 'axes: [{', '.join(axes)}]' in the constraints file, in the order of the arrays.",
+        )
     for axis, size in zip(axes, grid):
         if axis in arrays and arrays[axis].shape != (size,):
             raise ShapeError(
