@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from probhard.cli import _pictures
-from probhard.cli._certificate import Certificate, check_path, conclude, sha256
+from probhard.cli._certificate import FAR_TRAINED, Certificate, Moves
+from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._projection import BUDGET, FieldProjection
 from probhard.cli._stored import StoredLaw
 from probhard.cli._train import CONFIG, GRID, MODEL, TRAINED_ON
@@ -44,6 +45,7 @@ class Request:
         """
         path = self.inputs.with_name(f"{self.inputs.stem}-predicted.npz") if self.output is None else self.output
         check_path(path, "--output", (".npz",), self.inputs)
+        old = certificate_of(path)
         if self.figure is not None:
             check_path(self.figure, "--figure", _pictures.SUFFIXES, self.inputs)
         samples, model = _trained(self.run, self.inputs)
@@ -54,6 +56,7 @@ class Request:
         projection = FieldProjection(law, samples.spec, samples.data, layer, certificate, generator)
         with tempfile.TemporaryDirectory(prefix=".probhard-", dir=path.parent) as scratch:
             results = projection.run(self.draws, Path(scratch))
+            old.unlink(missing_ok=True)
             write_npz(path, {**samples.data.arrays, **results})
             if self.figure is not None:
                 _pictures.first_sample(self.figure, samples, law, results)
@@ -74,7 +77,8 @@ class Request:
                 "fields": cells.fields,
                 "cells": cells.variables,
                 "field_axes": ["sample", *cells.per],
-            }
+            },
+            moved=Moves(FAR_TRAINED),
         )
 
 

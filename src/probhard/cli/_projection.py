@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probhard._util.atomic import reserved_map
 from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._stored import StoredLaw
 from probhard.constraints import Constraint
@@ -65,7 +66,7 @@ class FieldProjection:
             start = dict(zip(("stddev", "lower", "upper"), (law.spread, *law.band())))
             self.results |= {name: np.broadcast_to(array, law.mean.shape).copy() for name, array in start.items()}
             shape = (count, *law.mean.shape)
-            self.results["draws"] = np.lib.format.open_memmap(scratch / "draws.npy", "w+", np.float64, shape)
+            self.results["draws"] = reserved_map(scratch / "draws.npy", shape)
             if cells.mask is not None:  # cells outside keep their values
                 self.results["draws"][...] = law.mean if law.draws is None else law.draws
         size = max(1, BUDGET // (cells.variables * max(count, self.layer.draws)))
@@ -120,6 +121,8 @@ class FieldProjection:
             feasible = inside | feasible
         values["mean"] = torch.where(feasible.unsqueeze(-1), values["mean"], torch.nan)
         certificate.after.add(group.constraint, values["mean"], size)
+        if group.law is not None:
+            certificate.moved.add(group.loc, group.nearest, group.law.stddev)
         for name, value in values.items():
             self.data.cells.scatter(self.results[name], fields, value.numpy())
         for i in torch.nonzero(~(feasible & passed.all(0)))[:, 0].tolist():

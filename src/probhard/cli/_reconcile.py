@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from probhard.cli._certificate import TOLERANCE, Certificate, check_path, conclude, sha256
+from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._frames import SUFFIXES, read, write
 from probhard.cli._nodes import ID, STAMP, Table
+from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.errors import ParameterError
 from probhard.executors import executor
 from probhard.forecasting.reconciliation.distributed import reconcile as distributed
@@ -55,6 +56,7 @@ class Request:
         source = self.forecasts
         path = source.with_name(f"{source.stem}-reconciled{source.suffix}") if self.output is None else self.output
         check_path(path, "--output", SUFFIXES, source)
+        old = certificate_of(path)
         keys = [] if self.keys is None else [key.strip() for key in self.keys.split(",")]
         frame = read(source, [ID, STAMP, *keys])
         table = Table.of(frame, keys, None if self.summing is None else read(self.summing, [ID]))
@@ -83,15 +85,17 @@ class Request:
                     results[columns.mean] = result.mean[None] if as_draws is None else as_draws
                 if self.draws is not None and result.draws is not None and table.draw is None:
                     drawn[columns.model] = result.draws[: self.draws]
+        old.unlink(missing_ok=True)
         write(path, table.written(results))
-        paths = f"Forecasts: {path}"
+        paths, files = f"Forecasts: {path}", list[Path]()
         if self.draws is not None and not drawn:
             paths += "\nNo draws: the forecasts are draws already, or means alone."
         if drawn:
             draws_path = path.with_name(f"{path.stem}-draws{path.suffix}")
             write(draws_path, table.long(drawn))
+            files.append(draws_path)
             paths += f"\nDraws: {draws_path}"
-        conclude(certificate, path, f"{summary(certificate)}\n{paths}")
+        conclude(certificate, path, f"{summary(certificate)}\n{paths}", files)
 
     def _rules(self, table: Table) -> Reconciliation:
         """The constraints that forecasts must obey."""
@@ -124,6 +128,8 @@ def certify(
     """Add all means and draws of a model to the certificate, and the range of its quantiles."""
     before = base.mean if base.mean is not None or result.before is None else result.before.mean(0)
     pairs = [(np.asarray(before)[None], result.mean[None])]  # (S, H, n) before and after
+    if base.spread is not None:
+        certificate.moved.add(*(torch.from_numpy(np.asarray(x)) for x in (before, result.mean, base.spread)))
     if result.draws is not None and result.before is not None:
         starts = range(0, len(result.draws), max(1, CHUNK // result.mean.size))
         pairs += [(result.before[i : i + starts.step], result.draws[i : i + starts.step]) for i in starts]

@@ -20,7 +20,8 @@ import numpy as np
 import typer
 
 from probhard._util.atomic import replacing
-from probhard.cli._certificate import sha256, versions
+from probhard.cli._certificate import versions
+from probhard.cli._outputs import check_writable, sha256
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import AXES, MASK, VOLUMES, read_spec
@@ -49,6 +50,7 @@ def run(data: Path, config: Path, output: Path) -> None:
 
     if output.exists() and not output.is_dir():
         raise ParameterError(f"--output {output} is a file.", "A run is a folder.", "Name another.")
+    check_writable(output, "--output")
     spec, settings = Settings.read(read_spec(config, "configuration"))
     schedule = Schedule(**{n: getattr(settings, n) for n in ("epochs", "batch_size", "lr", "warm_up", "patience")})
     arrays = read_fields(data)
