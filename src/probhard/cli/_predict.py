@@ -19,6 +19,7 @@ from probhard.cli._train import CONFIG, GRID, MODEL, TRAINED_ON
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import read_spec
+from probhard.laws.covariance import LowRank
 from probhard.model import ConstrainedModel
 from probhard.pde.samples import Samples
 from probhard.pde.surrogate import Settings, Surrogate
@@ -115,10 +116,15 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
 def _predicted(model: ConstrainedModel, samples: Samples) -> StoredLaw:
     """The network's law before projection."""
     cells = samples.cells
-    mean, stddev = (np.full(cells.batch + cells.grid, np.nan) for _ in range(2))
+    arrays: dict[str, np.ndarray] = {}
     size = max(1, BUDGET // samples.inputs[0].size)
     for chosen in np.array_split(np.arange(len(samples)), -(-len(samples) // size)):
         law: Any = model.backbone(samples.batch(chosen).inputs)
-        for array, values in ((mean, law.mean), (stddev, law.stddev)):
+        parts = {"mean": law.mean, "stddev": law.stddev}
+        if isinstance(law.cov, LowRank):
+            parts["factor"] = law.cov.factor.movedim(-1, 0)
+        for name, values in parts.items():
+            lead = values.shape[:-2] + cells.batch + cells.grid
+            array = arrays.setdefault(name, np.full(lead, np.nan))
             cells.scatter(array, samples.events(chosen), values.numpy())
-    return StoredLaw(mean, stddev)
+    return StoredLaw(**arrays, calibration=model.calibration)
