@@ -1,8 +1,8 @@
 """Random constraints that a given point obeys, each beside its violation in NumPy.
 
-A part is built around a feasible point ``f`` of shape (*batch, n): bounds on either side of it, rows with the right-hand
-side ``A f``, balls that reach it. So the set is never empty. ``violation`` computes how far other points are from the
-set, relative to the sizes that cancel in it, from the same numbers but none of the library's code.
+A part is built around a feasible point ``f`` of shape (*batch, n): bounds on either side of it, rows with the
+right-hand side ``A f``, balls that reach it. So the set is never empty. ``violation`` computes how far other points are
+from the set, relative to the sizes that cancel in it, from the same numbers but none of the library's code.
 """
 
 from __future__ import annotations
