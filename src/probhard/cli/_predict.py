@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from probhard.cli import _pictures
+from probhard.cli._bands import BANDS, RunBands, bands_text, with_solutions
 from probhard.cli._certificate import FAR_TRAINED, Certificate, Moves
 from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._projection import BUDGET, FieldProjection
@@ -49,8 +50,11 @@ class Request:
         old = certificate_of(path)
         if self.figure is not None:
             check_path(self.figure, "--figure", _pictures.SUFFIXES, self.inputs)
-        samples, model = _trained(self.run, self.inputs)
+        samples, model, bands = _trained(self.run, self.inputs)
         certificate, law = self._certificate(samples, model), _predicted(model, samples)
+        arrays: dict[str, np.ndarray] = {}
+        if bands is not None:
+            arrays, certificate.setting["conformal"] = bands.of(model, with_solutions(samples))
         metric = model.method.inference.metric
         assert metric is not None
         layer, generator = DPPL(metric, on_failure="flag"), torch.Generator().manual_seed(self.seed)
@@ -58,10 +62,13 @@ class Request:
         with tempfile.TemporaryDirectory(prefix=".probhard-", dir=path.parent) as scratch:
             results = projection.run(self.draws, Path(scratch))
             old.unlink(missing_ok=True)
-            write_npz(path, {**samples.data.arrays, **results})
+            write_npz(path, {**samples.data.arrays, **results, **arrays})
             if self.figure is not None:
                 _pictures.first_sample(self.figure, samples, law, results)
-        conclude(certificate, path, f"{certificate.table()}\nFields: {path}")
+        lines = [certificate.table(), f"Joint law: {_joint_text(model)}"]
+        if bands is not None:
+            lines.append(bands_text(certificate.setting["conformal"]))
+        conclude(certificate, path, "\n".join([*lines, f"Fields: {path}"]))
 
     def _certificate(self, samples: Samples, model: ConstrainedModel) -> Certificate:
         import yaml
@@ -74,6 +81,7 @@ class Request:
                 "model_sha256": sha256(self.run / MODEL),
                 "constraints": yaml.safe_dump(dict(samples.spec), sort_keys=False),
                 "metric": model.method.inference.metric,
+                "joint_law": _joint_text(model),
                 "seed": self.seed,
                 "fields": cells.fields,
                 "cells": cells.variables,
@@ -83,8 +91,13 @@ class Request:
         )
 
 
-def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
-    """The samples to predict, and the model of a run for their grid."""
+def _joint_text(model: ConstrainedModel) -> str:
+    """What correlates the cells of an event."""
+    return "that of the network" if model.calibration is None else str(model.calibration)
+
+
+def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel, RunBands | None]:
+    """The samples to predict, the model of a run for their grid, and its conformal bands."""
     missing = [name for name in (CONFIG, GRID, MODEL) if not (run / name).is_file()]
     if missing:
         raise ParameterError(
@@ -109,7 +122,10 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
             "The network takes those that it was trained on.",
             f"Bring the same parameters and inputs, in the order of {trained_on['file']}.",
         )
-    return samples, Surrogate.read(run / MODEL, settings, samples)
+    model, cells = Surrogate.read(run / MODEL, settings, samples), samples.cells
+    if model.calibration is not None and cells.grid != tuple(trained_on["grid"]):
+        model = model.calibrated(model.calibration.on_grid(cells.shape) if cells.inside is None else None)
+    return samples, model, RunBands.read(run / BANDS, trained_on["grid"])
 
 
 @torch.no_grad()
@@ -127,4 +143,4 @@ def _predicted(model: ConstrainedModel, samples: Samples) -> StoredLaw:
             lead = values.shape[:-2] + cells.batch + cells.grid
             array = arrays.setdefault(name, np.full(lead, np.nan))
             cells.scatter(array, samples.events(chosen), values.numpy())
-    return StoredLaw(**arrays, calibration=model.calibration)
+    return StoredLaw(arrays["mean"], arrays["stddev"], factor=arrays.get("factor"), calibration=model.calibration)

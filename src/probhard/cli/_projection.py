@@ -168,7 +168,7 @@ class FieldProjection:
 
 @dataclass(frozen=True, eq=False)
 class FieldGroup:
-    """Fields that share a constraint: means, the laws of draws and of the metric, and the nearest feasible points."""
+    """Fields that share a constraint: means, laws of draws and of the metric, and the nearest feasible points."""
 
     fields: np.ndarray
     constraint: Constraint
