@@ -52,9 +52,8 @@ class Limits:
         """
         upper = _table(self.upper, data, horizon) if isinstance(self.upper, Mapping) else self.upper
         fixed = _table(self.fixed, data, horizon)
-        ended = data.ended[None] & np.isnan(fixed)  # a plan for an ended series counts
-        ended &= ~_above(data.hierarchy, ~np.isnan(fixed))
-        fixed = np.where(ended, 0.0, fixed)
+        ended = data.ended & (np.arange(len(data.names)) >= data.hierarchy.aggregates)
+        fixed = np.where(ended & np.isnan(fixed), 0.0, fixed)  # a plan for an ended series counts
         none = bool(np.isnan(fixed).all())
         return Reconciliation(data.hierarchy, "oblique", self.nonnegative, upper, None if none else fixed, on_failure)
 
@@ -144,9 +143,3 @@ def _table(value: Any, data: HierarchicalData, horizon: int) -> np.ndarray:
     elif value is not None:
         table[:] = value
     return table
-
-
-def _above(hierarchy: Hierarchy, fixed: np.ndarray) -> np.ndarray:
-    """Mark nodes (H, n) with a fixed bottom series below them: these are not 0 because they ended."""
-    bottom = fixed[:, hierarchy.aggregates :].astype(float)
-    return np.asarray((abs(hierarchy.summation) @ bottom.T).T > 0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
+from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.mending import mend
 from probhard.forecasting.data.nodes import (
     TOTAL,
@@ -37,7 +38,7 @@ __all__ = ["TOTAL", "check_columns", "from_frame", "is_total", "named_hierarchy"
 
 def from_frame(
     frame: Any,
-    keys: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
+    keys: Keys | str | Sequence[str] | Sequence[Sequence[str]] | None = None,
     *,
     S: Any = None,
     tags: Mapping[str, Sequence[str]] | None = None,

@@ -186,7 +186,7 @@ def _fill(series: np.ndarray, season: int) -> np.ndarray:
     return filled
 
 
-def _where(which: np.ndarray) -> list[int]:
+def _where(which: Any) -> list[int]:
     return [int(i) for i in np.flatnonzero(which)]
 
 

@@ -19,7 +19,7 @@ from probhard.forecasting.data.table import HierarchicalData
 
 YEARS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 365, "B": 261, "h": 8760, "min": 525600, "s": 31536000}  # steps
 LOWEST, HIGHEST = 0.5, 2.0
-SMALL = 0.1  # of the typical size of a node: below it, a ratio says nothing
+SMALL = 0.1  # of the typical size of its parts: below it, a ratio says nothing
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,18 @@ def unsupported(data: HierarchicalData, draws: np.ndarray) -> list[Unsupported]:
     found = []
     for node in _tops(data):
         before = data.values[steps, node]
-        size = np.nanmean(np.abs(data.values[-2 * year :, node])) if np.isfinite(data.values[:, node]).any() else 0.0
+        members = abs(data.hierarchy.summation[[node]]) @ np.abs(np.nan_to_num(data.bottom[-2 * year :])).T
+        size = float(members.mean())  # of its parts, which may cancel
         known = ~np.isnan(before)
         base = float(before[known].sum())
         if not known.any() or abs(base) <= SMALL * size * known.sum():
             continue
-        forecast = float(draws[:, known, node].mean(0).sum())
-        if not LOWEST <= forecast / base <= HIGHEST:
+        drawn = draws[:, known, node]
+        drawn = drawn[~np.isnan(drawn).any(1)]
+        if not len(drawn):
+            continue
+        forecast = float(drawn.mean(0).sum())
+        if forecast / base < LOWEST or forecast / base > HIGHEST:
             since = str(data.index[int(steps.min())])
             found.append(Unsupported(data.names[node], forecast, base, forecast / base, since))
     return found
