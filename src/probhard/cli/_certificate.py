@@ -27,7 +27,7 @@ from probhard.constraints import Constraint
 
 TOLERANCE = 1e-9
 INFEASIBLE = 3  # exit status if any point is infeasible
-IMPLAUSIBLE = 4  # exit status if the means were moved implausibly far
+IMPLAUSIBLE = 4  # exit status if means were moved implausibly far, or are far outside what the history supports
 ROUNDING = 1e-12  # deviation, relative to a value, that is no deviation
 FAR = 5.0  # deviations that count as far
 FAR_TRAINED = 100.0  # the same for a network that was trained through the projection

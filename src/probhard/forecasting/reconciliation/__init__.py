@@ -4,6 +4,14 @@
 """
 
 from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.joint_law import PathLaw
+from probhard.forecasting.reconciliation.learned import (
+    MetricWeights,
+    PastForecast,
+    learn_metric,
+    project_law,
+    projected_moments,
+)
 from probhard.forecasting.reconciliation.nixtla import ProjectionReconciler
 from probhard.forecasting.reconciliation.reconcile import Reconciliation
 from probhard.forecasting.reconciliation.result import Reconciled
@@ -12,8 +20,14 @@ from probhard.forecasting.reconciliation.temporal import CrossTemporal, cross_te
 __all__ = [
     "CrossTemporal",
     "Forecasts",
+    "MetricWeights",
+    "PastForecast",
+    "PathLaw",
     "ProjectionReconciler",
     "Reconciled",
     "Reconciliation",
     "cross_temporal",
+    "learn_metric",
+    "project_law",
+    "projected_moments",
 ]
