@@ -18,7 +18,7 @@ def test_means_keep_their_mass_when_digits_cancel(dtype, size, n):
     for mass in (1e-8, 1.0):
         law = ph.DPPL("oblique")((loc, torch.ones_like(loc)), ph.Conservation(weights, mass))
         terms = weights * law.mean.double()
-        bound = 40 * torch.finfo(dtype).eps * (terms.abs().sum(-1) + mass)
+        bound = {torch.float32: 1e-5, torch.float64: 1e-10}[dtype] * (terms.abs().sum(-1) + mass)
         assert ((terms.sum(-1) - mass).abs() <= bound).all()
         assert law.stats.converged.all()
 
