@@ -9,7 +9,8 @@ without sampling. Every draw is projected and therefore feasible. The moments ar
 |------------------|----------------------------------------------------------------------|-------------------------|
 | ``delta``        | from the tangent at the mean                                         | equalities              |
 | ``second-order`` | from the tangent and the curvature at the mean                       | never                   |
-| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds                  |
+| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds alone, many rows |
+| ``mean-field``   | of every row in the mean field of the others                         | linear rows and bounds  |
 | ``monte-carlo``  | of fixed antithetic draws                                            | other inequalities      |
 | ``keep``         | projected mean, unchanged covariance; draws are not feasible         | never                   |
 """
@@ -34,7 +35,7 @@ from probhard.projection.policy import Policy
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
 
-COVARIANCES = ("auto", "delta", "second-order", "censored", "monte-carlo", "keep")
+COVARIANCES = ("auto", "delta", "second-order", "censored", "mean-field", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
 FAILURES = ("raise", "flag", "resample")
 
@@ -44,7 +45,8 @@ class DPPL(nn.Module):
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
+        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"mean-field"``, ``"monte-carlo"`` or
+            ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
         on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
@@ -108,9 +110,9 @@ class DPPL(nn.Module):
             own = metric_from is None or not self.metric.oblique
             cov = base.cov if own else as_location_scale(metric_from, validate_args=False).cov.to(base.loc.dtype)
             projector = self._projector(base.loc, cov, constraint, self.metric.oblique and own)
-            kind = self._kind(projector, constraint)
-            if kind == "censored":
-                return Projected(base, constraint, self._policy, projector, censored=True)
+            kind = self._kind(projector, constraint, base)
+            if kind in ("censored", "mean-field"):
+                return Projected(base, constraint, self._policy, projector, closed=kind)
             if kind == "second-order":
                 return second_order(base, constraint, self._policy, projector)
             if kind in ("keep", "monte-carlo"):
@@ -125,10 +127,17 @@ class DPPL(nn.Module):
             return LocationScale(mean, base.cov, base.family, validate_args=False)
         return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
 
-    def _kind(self, projector: Projector, constraint: Constraint) -> str:
+    def _kind(self, projector: Projector, constraint: Constraint, base: LocationScale) -> str:
         """How the moments are computed."""
+        rule = projector.mean_field
         if self.covariance == "auto":
-            return projector.moments_from
+            return "mean-field" if rule is not None and rule.cheap and rule.fits(base) else projector.moments_from
+        if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
+            raise ParameterError(
+                f"covariance='mean-field' got the constraint {constraint!r} and a {base.family.name} law.",
+                "It needs linear rows or bounds that interact, shared by the batch, and one family of finite variance.",
+                "Use covariance='auto', which takes another rule here.",
+            )
         if self.covariance == "censored" and projector.moments_from != "censored":
             raise ParameterError(
                 f"covariance='censored' got the constraint {constraint!r}.",
