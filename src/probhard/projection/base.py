@@ -121,6 +121,7 @@ class Options:
         dense: Ignore the structure of linear rows.
         hessian: Use exact Hessians in every step of a nonlinear projection.
         validate: Check values in eager mode.
+        iterations: Number of branch-free iterations for polyhedral sets; None for exact methods.
     """
 
     oblique: bool = False
@@ -128,3 +129,4 @@ class Options:
     dense: bool = False
     hessian: bool = False
     validate: bool = True
+    iterations: int | None = None
