@@ -129,6 +129,7 @@ class Options:
         hessian: Use exact Hessians in every step of a nonlinear projection.
         validate: Check values in eager mode.
         restarts: Number of shifted starts for points that a nonlinear projection does not find from z.
+        iterations: Number of branch-free iterations for polyhedral sets; None for exact methods.
     """
 
     oblique: bool = False
@@ -137,3 +138,4 @@ class Options:
     hessian: bool = False
     validate: bool = True
     restarts: int = 2
+    iterations: int | None = None

@@ -17,7 +17,7 @@ without sampling. Every draw is projected and therefore feasible. The moments ar
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
+from probhard.projection.eager import breaks_graph, outside
+from probhard.projection.frozen import FrozenProjection
 from probhard.projection.policy import Policy
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
@@ -53,9 +55,11 @@ class DPPL(nn.Module):
         solver: ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in every step of a
             nonlinear projection, which the default (None) only does for slow points.
         draws: Number of fixed draws of ``"monte-carlo"``.
+        iterations: Number of branch-free iterations for polyhedral sets, to compile and export; None for exact
+            methods. Results are approximate: ``.feasible`` and ``stats`` say how far.
 
     Raises:
-        ParameterError: A choice is unknown, or there are fewer than two draws.
+        ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class DPPL(nn.Module):
         validate_args: bool = True,
         solver: str | None = None,
         draws: int = 100,
+        iterations: int | None = None,
     ) -> None:
         super().__init__()
         check_choice("covariance", covariance, COVARIANCES)
@@ -78,7 +83,14 @@ class DPPL(nn.Module):
             raise ParameterError(
                 f"DPPL got draws={draws}.", "Moments come from pairs of fixed draws.", "Pass at least 2; 100 is usual."
             )
+        if iterations is not None and iterations < 1:
+            raise ParameterError(
+                f"DPPL got iterations={iterations}.",
+                "They are the steps towards the nearest point.",
+                "Pass 50 or more, or None for the exact layer.",
+            )
         self.metric = as_metric(metric)
+        self.iterations = iterations
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
 
@@ -103,6 +115,8 @@ class DPPL(nn.Module):
             ShapeError: Distribution and constraint do not fit.
             InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``.
         """
+        if self.iterations is None and breaks_graph(constraint):
+            return cast(Projected, outside(self.forward, dist, constraint, metric_from))
         base = _full_precision(as_location_scale(dist, validate_args=False))
         if self.validate_args:
             base.validate()
@@ -158,6 +172,8 @@ class DPPL(nn.Module):
         Raises:
             ShapeError, ParameterError, InfeasibleError, ConvergenceError: As for distributions.
         """
+        if self.iterations is None and breaks_graph(constraint):
+            return cast(Solution, outside(self.project, z, constraint, dist, start))
         z = _at_least_single(z)
         if self.validate_args and checking():
             check_finite("The point", z)
@@ -176,6 +192,8 @@ class DPPL(nn.Module):
             ShapeError: There is no sample dimension, or a single sample under a metric that needs variances.
             ParameterError, InfeasibleError, ConvergenceError: As for distributions.
         """
+        if self.iterations is None and breaks_graph(constraint):
+            return cast(Solution, outside(self.project_samples, samples, constraint))
         if samples.dim() < 2 or (samples.shape[0] < 2 and not self.metric.fixed):
             raise ShapeError(
                 f"The samples have shape {tuple(samples.shape)}.",
@@ -189,8 +207,12 @@ class DPPL(nn.Module):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
             return self._policy.solved(self._projector(samples, cov, constraint), samples)
 
-    def freeze(self, constraint: Constraint) -> FrozenProjection:
+    def freeze(self, constraint: Constraint, dtype: torch.dtype | None = None) -> FrozenProjection:
         """Projection on shared linear rows as one matrix product, for export.
+
+        Args:
+            constraint: A ``LinearEquality``.
+            dtype: Of the matrix and of the points; torch's default dtype if None, as for the layers of a model.
 
         Raises:
             ParameterError: The metric is not fixed, or the constraint is not a LinearEquality.
@@ -201,11 +223,11 @@ class DPPL(nn.Module):
                 "Only a fixed metric and linear rows have one matrix for all inputs.",
                 "Use metric='orthogonal' or a DiagonalMetric, LowRankMetric or DenseMetric.",
             )
-        like = torch.zeros(constraint.variables, dtype=constraint.b.dtype, device=constraint.b.device)
+        like = torch.zeros(constraint.variables, dtype=torch.float64, device=constraint.b.device)
         with torch.no_grad():
             solution = self._projector(like, None, constraint).solve(like)
             matrix = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
-        return FrozenProjection(matrix.contiguous(), solution.value)
+        return FrozenProjection(matrix.contiguous(), solution.value).to(dtype or torch.get_default_dtype())
 
     def _projector(
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
@@ -221,37 +243,13 @@ class DPPL(nn.Module):
             dense=self.solver == "dense",
             hessian=self.solver == "newton",
             validate=self.validate_args,
+            iterations=self.iterations,
         )
         return projector_of(constraint, z, weight, options)
 
     @property
     def _policy(self) -> Policy:
-        return Policy(self.on_failure, self.validate_args, self.draws)
-
-
-class FrozenProjection(nn.Module):
-    """``u = P z + c``, one matrix product, for ONNX and other exports.
-
-    Args:
-        matrix: P, (n, n).
-        offset: c, (*batch, n).
-    """
-
-    matrix: Tensor
-    offset: Tensor
-
-    def __init__(self, matrix: Tensor, offset: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("matrix", matrix)
-        self.register_buffer("offset", offset)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Project points z (*batch, n)."""
-        return z @ self.matrix.mT + self.offset
-
-    def variance(self, variance: Tensor) -> Tensor:
-        """Projected marginal variances from those of independent variables, both (*batch, n)."""
-        return variance @ self.matrix.square().mT
+        return Policy(self.on_failure, self.validate_args, self.draws, self.iterations is not None)
 
 
 def _check_cov(z: Tensor, cov: Covariance) -> None:

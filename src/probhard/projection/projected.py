@@ -11,6 +11,7 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
+from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
@@ -44,7 +45,6 @@ class Projected(td.Distribution):
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
     has_rsample = True
-    feasible = True
 
     def __init__(
         self,
@@ -90,6 +90,17 @@ class Projected(td.Distribution):
             return self._closed == "censored" and not self.projector.has_equalities
         linear = isinstance(self.constraint, LinearEquality)
         return self.base.exact and linear and self._center is None and not self._drawn
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``."""
+        if not self.policy.approximate:
+            return True
+        if not checking():  # a graph cannot tell
+            return False
+        mean = self.mean.detach()
+        size = torch.maximum(mean.abs(), self.base.loc.detach().abs()).amax(-1, keepdim=True)
+        return bool((self.constraint.relative_violation(mean, size) <= TOLERANCE[mean.dtype]).all())
 
     @property
     def mean(self) -> Tensor:
@@ -228,7 +239,8 @@ class Projected(td.Distribution):
                 z = self.base.fixed_draws(self.policy.draws)
                 solution = self.projector.solve(z)
             self.policy.check(solution.stats, self.projector, z)
-            self._draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
+            known = solution.stats.converged.unsqueeze(-1) | self.policy.approximate
+            self._draws = torch.where(known, solution.value, torch.nan)
         return self._draws
 
     def _inside(self, mean: Tensor) -> Tensor:
