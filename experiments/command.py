@@ -17,7 +17,7 @@ from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
 FIELDS, FORECASTS = "joint-fields", "joint-forecasting"
-TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "timing", "speed")
+TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "optimisation", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _conformal(request))
     elif request.table == "first-order":
         yield from map(_written, _first_order(request))
+    elif request.table == "optimisation":
+        yield from map(_written, _optimisation(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -151,6 +153,20 @@ def _first_order(request: Request) -> list[Path]:
     if not request.render:
         first_order.run(path, groups, request.quick)
     return first_order.write(request.folder, _lines(Records(path, first_order.KEYS)))
+
+
+def _optimisation(request: Request) -> list[Path]:
+    """Train networks on the named problems, by default all, compare them with solvers, and write their page."""
+    from experiments.optimisation import tables
+
+    records = Records(request.folder / "optimisation.jsonl", tables.KEYS)
+    if not request.render:
+        from experiments.optimisation import runs
+
+        names = _listed(request.problems)
+        check_choices("problem", names, runs.CASES)
+        runs.run(records, names, request.quick)
+    return tables.write(request.folder, _lines(records))
 
 
 def _timing(request: Request) -> list[Path]:
