@@ -24,7 +24,7 @@ from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
 FAILED = 0.01  # largest share of units without a finite score
-DRAWS, SEED = 40, 0  # of the energy score
+DRAWS, SEED = 20, 0  # of the energy score
 
 
 def flagging(layer: DPPL | None) -> DPPL | None:

@@ -25,7 +25,7 @@ from probhard.score import BlockMeans, Directions, Functionals
 
 LEAST = 5  # samples of each part of the validation samples; with fewer, the law stays that of independent cells
 SIZES = (2, 4, 8, 16)  # sides of the blocks whose means are scored, where they fit
-WEIGHT, ENERGY = 0.3, 3.0  # of their scores, and of the energy score
+WEIGHT, ENERGY = 0.3, 1.0  # of their scores, and of the energy score
 CHUNK = 100_000  # cells of a batch
 MOST = 400_000  # cells on which numbers are fitted, at most
 
