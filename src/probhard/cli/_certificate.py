@@ -27,6 +27,7 @@ from probhard.errors import ParameterError
 
 TOLERANCE = 1e-9
 INFEASIBLE = 3  # exit status if any point is infeasible
+UNSUPPORTED = 4  # exit status if all are feasible, but far outside what the history supports
 LISTED = 1000  # flagged fields that the certificate lists
 
 

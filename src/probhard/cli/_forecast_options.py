@@ -17,6 +17,7 @@ from typing import Any
 
 from probhard.cli._frames import SUFFIXES
 from probhard.errors import ParameterError, check_choice
+from probhard.forecasting.data.keys import Keys
 from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
 from probhard.io.spec import read_spec
 from probhard.laws.family import NORMAL, Family
@@ -37,6 +38,13 @@ DEFAULTS: dict[str, Any] = {
     "time_column": None,
     "target_column": None,
     "upper": None,
+    "fixed": None,
+    "immutable": [],
+    "regressors": [],
+    "future": None,
+    "country_holidays": None,
+    "windows": 3,
+    "backtest": True,
     "num_samples": 1000,
     "changes": None,
     "calibrate": True,
@@ -127,7 +135,15 @@ def read_configuration(path: Path | None) -> dict[str, Any]:
     return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
-def _bounds(value: Any) -> float | dict[str, float]:
+def _keys(value: Any) -> Any:
+    """Check keys, and return them as they were given: text, names, or Nixtla's levels."""
+    Keys.of(value)
+    return value
+
+
+def _bounds(value: Any) -> float | str | dict[str, float]:
+    if isinstance(value, str) and value.endswith(SUFFIXES):
+        return value
     return {str(node): number(x) for node, x in value.items()} if isinstance(value, Mapping) else number(value)
 
 
@@ -166,11 +182,16 @@ READERS: dict[str, Reader] = {
     "output": (str, "a folder"),
     "coherence": (word, "a name"),
     "functionals": (word, "levels"),
-    "upper": (_bounds, "a number, or numbers by the names of nodes"),
+    "upper": (_bounds, "a number, numbers by the names of nodes, or a file"),
     "lags_seq": (listed(whole), "whole numbers"),
     "time_features": (listed(word), "names"),
     "scaling": (lambda x: x if isinstance(x, bool) else word(x), "mean, centre or none"),
     "family": (_family, "normal, or student_t(5) with its degrees of freedom"),
-    "keys": (_words, "names of columns"),
+    "keys": (_keys, "names of columns, or levels"),
+    **dict.fromkeys(("regressors", "immutable"), (_words, "names")),
+    **dict.fromkeys(("future", "fixed"), (str, "a file")),
+    "country_holidays": (word, "a country, such as CH"),
+    "windows": at_least(1),
+    "backtest": (switch, "true or false"),
     "level": (_numbers, "numbers, in percent"),
 }

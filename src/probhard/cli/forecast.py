@@ -24,7 +24,9 @@ def forecast(
     data: Annotated[
         str, typer.Argument(help="A .csv or .parquet file, one row per bottom series and time, or a data set's name.")
     ] = EMBEDDED,
-    keys: Annotated[str | None, typer.Option(help="Key columns, coarse to fine, such as state,region.")] = None,
+    keys: Annotated[
+        str | None, typer.Option(help="Key columns: state,region (nested) or 'state,region * purpose' (crossed).")
+    ] = None,
     horizon: Annotated[int | None, typer.Option(min=1, help="Steps to forecast; default: one season.")] = None,
     nonnegative: Annotated[bool | None, typer.Option("--nonnegative", help="No draw below 0.")] = None,
     level: Annotated[str | None, typer.Option(help="Intervals in percent. Default: 80,95.")] = None,
@@ -37,6 +39,14 @@ def forecast(
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: by the size of the data.")] = None,
     time_column: Annotated[str | None, typer.Option(help="Default: ds, date, month, ...")] = None,
     target_column: Annotated[str | None, typer.Option(help="Default: y, value, or the only other numbers.")] = None,
+    upper: Annotated[str | None, typer.Option(help="Cap: a number, or a file of unique_id, ds, value.")] = None,
+    fixed: Annotated[str | None, typer.Option(metavar="FILE", help="Plan: a file of unique_id, ds, value.")] = None,
+    immutable: Annotated[str | None, typer.Option(help="Nodes whose own forecasts are kept.")] = None,
+    regressors: Annotated[str | None, typer.Option(help="Columns known ahead. Default: those in --future.")] = None,
+    future: Annotated[str | None, typer.Option(metavar="FILE", help="Regressors after the history.")] = None,
+    country_holidays: Annotated[str | None, typer.Option(help="Public holidays as regressor: CH, DE-BY.")] = None,
+    windows: Annotated[int | None, typer.Option(min=1, help="Past windows of the backtest. Default: 3.")] = None,
+    backtest: Annotated[bool | None, typer.Option("--backtest/--no-backtest", help="Default: --backtest.")] = None,
 ) -> None:
     """Train on a hierarchy of series, backtest, and forecast coherently, certified."""
     given = dict(locals())
