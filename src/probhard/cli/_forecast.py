@@ -32,7 +32,7 @@ from probhard.forecasting.report.evaluation import CHUNK, incoherence
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
-    from probhard.forecasting.report.backtest import Backtest, Window
+    from probhard.forecasting.report.backtest import Backtest, Made, Window
 
 NOTHING_FEASIBLE = {"largest": None, "relative": None, "smallest_draw": None}
 Constraints = list[tuple[np.ndarray, Constraint]]  # groups of steps, each with its constraint
@@ -123,6 +123,7 @@ class ForecastRun:
             result = limits.apply(paths, data, "flag")
             paths, constraints = np.asarray(result.draws), result.constraints
         warnings = unsupported(data, paths)
+        self.notes += [] if model.network_only else model.pool.notes
         for note in [*self.notes, *(warning.sentence for warning in warnings)]:
             typer.echo(note, err=True)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
@@ -142,6 +143,8 @@ class ForecastRun:
             shown,
             self.notes,
             [warning.sentence for warning in warnings],
+            model.explanation_,
+            {} if model.network_only else model.weights_,
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
@@ -192,9 +195,9 @@ class ForecastRun:
         shares = [level / 100 for level in sorted(options["level"])]
         models = []
 
-        def forecast(train: HierarchicalData) -> np.ndarray:
+        def forecast(train: HierarchicalData) -> Made:
             models.append(self._forecaster().fit(train, progress=f"backtest to {train.index[-1]}"))
-            return models[-1].sample(options["horizon"], options["num_samples"])
+            return models[-1].sample(options["horizon"], options["num_samples"]), models[-1].base("ets")
 
         if not windows:
             return None, None

@@ -17,6 +17,7 @@ from probhard.forecasting.models import (
 )
 from probhard.forecasting.reconciliation import (
     CrossTemporal,
+    Explanation,
     Forecasts,
     MetricWeights,
     PastForecast,
@@ -25,6 +26,7 @@ from probhard.forecasting.reconciliation import (
     Reconciled,
     Reconciliation,
     cross_temporal,
+    explain,
     learn_metric,
     project_law,
     projected_moments,
@@ -50,6 +52,7 @@ __all__ = [
     "CrossTemporal",
     "DeepVAREstimator",
     "Evaluation",
+    "Explanation",
     "Forecasts",
     "HierarchicalData",
     "HierarchicalForecaster",
@@ -66,6 +69,7 @@ __all__ = [
     "cross_validation",
     "crps_levels",
     "evaluate",
+    "explain",
     "from_frame",
     "incoherence",
     "last_value",

@@ -28,6 +28,7 @@ from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.pooled import PooledForecast
+from probhard.forecasting.models.classical import BaseForecast
 from probhard.forecasting.models.defaults import default_horizon, defaults, smooth
 from probhard.forecasting.models.estimator import check_count
 from probhard.forecasting.models.predictor import DeepVARPredictor
@@ -133,6 +134,11 @@ class HierarchicalForecaster:
     def explanation_(self) -> list[str]:
         """What was learned on past windows, in sentences: weights, scales, metrics; empty for DeepVAR alone."""
         return [] if self.network_only else self.pool.tuned.sentences()
+
+    def base(self, member: str) -> BaseForecast | None:
+        """Base forecasts of a member by name, before its projection; None without such a member."""
+        made = self._fit.made if isinstance(self._fit, PooledForecast) else []
+        return next((one.bases[-1] for one in made if one.name == member), None)
 
     @property
     def predictor(self) -> DeepVARPredictor:

@@ -20,6 +20,7 @@ import numpy as np
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.stamps import Place
+from probhard.forecasting.data.stored import extra_arrays, with_extras
 from probhard.forecasting.data.table import HierarchicalData, require
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.pooled import PooledForecast
@@ -115,7 +116,7 @@ class SavedForecaster:
             },
         }
         (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        np.savez(path / "history.npz", values=data.values, **arrays)
+        np.savez(path / "history.npz", values=data.values, **arrays, **extra_arrays(data))
 
     @classmethod
     def read(cls, path: Path) -> SavedForecaster:
@@ -131,7 +132,7 @@ class SavedForecaster:
         about, reading = content["data"], content["reading"]
         index = pandas.period_range(about["start"], periods=len(values), freq=about["freq"])
         calendar = {"season": about["season"], "name": about["name"], "place": Place(**about["place"])}
-        data = HierarchicalData(values, index, hierarchy, **calendar)
+        data = with_extras(HierarchicalData(values, index, hierarchy, **calendar), arrays)
         network = None
         if content["network"] is not None:
             network = NetworkForecast(predictor=DeepVARPredictor.deserialize(path / "predictor"), **content["network"])
