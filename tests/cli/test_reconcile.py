@@ -86,7 +86,8 @@ def gap(points: np.ndarray) -> float:
 
 @pytest.mark.parametrize("metric", ["oblique", "orthogonal", "structural"])
 def test_intervals_against_dense_algebra(run: Run, metric: str) -> None:
-    status, out, certificate = run(long(normal()), "--keys", "state,region", "--metric", metric, "--level", "95,50")
+    options = ("--keys", "state,region", "--metric", metric, "--covariance", "independent", "--level", "95,50")
+    status, out, certificate = run(long(normal()), *options)
     assert status == 0
     columns = ["state", "region", "ds", "ETS", *(f"ETS-{side}-{p}" for p in (80, 95, 50) for side in ("lo", "hi"))]
     assert list(out.columns) == columns
@@ -176,7 +177,7 @@ def test_sample_paths_and_parquet(run: Run, monkeypatch: pytest.MonkeyPatch, pol
         pytest.importorskip("pyarrow")
     paths = MEAN + SPREAD * RANDOM.normal(size=(30, 3, 7)) @ RANDOM.normal(size=(7, 7))
     frame = pd.concat([long({"net": path}).assign(sample=i) for i, path in enumerate(paths)])
-    options = ("--keys", "state,region", "--level", "80")
+    options = ("--keys", "state,region", "--level", "80", "--metric", "oblique")
     status, out, certificate = run(frame, *options, suffix=".parquet")
     assert status == 0
     assert list(out.columns) == [*frame.columns, "net-lo-80", "net-hi-80"]
@@ -212,7 +213,7 @@ def test_a_summing_matrix(run: Run, tmp_path: Path) -> None:
     matrix.to_csv(tmp_path / "S.csv", index=False)
     frame = long(normal())
     named = frame.assign(unique_id=[names[NODES.index(pair)] for pair in zip(frame["state"], frame["region"])])
-    status, out, certificate = run(named, "--summing", str(tmp_path / "S.csv"))
+    status, out, certificate = run(named, "--summing", str(tmp_path / "S.csv"), "--metric", "oblique")
     assert status == 0
     expected = [affine(MEAN[step], SPREAD[step] ** 2)[0] for step in range(3)]
     np.testing.assert_allclose(cube(out, "ETS")[0], expected, rtol=1e-11)

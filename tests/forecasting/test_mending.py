@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from forecasting.helpers import KEYS, frame
-from probhard.forecasting import from_frame
+from probhard.forecasting import HierarchicalData, from_frame
 from probhard.forecasting.data import mending
+from probhard.forecasting.data.stored import extra_arrays, with_extras
 
 
 def without(rows: pd.Series, df: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -173,3 +174,16 @@ def test_hours_and_days_have_two_seasons_where_the_history_holds_them(freq: str,
     stamps = pd.date_range("2020-01-01", periods=rows, freq=freq)
     df = pd.DataFrame({"id": np.repeat(["a", "b"], rows), "ds": [*stamps, *stamps], "y": np.arange(2.0 * rows)})
     assert from_frame(df, ["id"]).seasons == seasons
+
+
+def test_a_saved_history_knows_what_was_done():
+    df = frame()
+    gone = (series(df, "A", "y") & (df["ds"] >= "2019-06-01")) | (series(df, "A", "x") & (df["ds"] == "2019-06-01"))
+    data = from_frame(without(gone), KEYS, country_holidays="CH")
+    plain = HierarchicalData(data.values, data.index, data.hierarchy, season=12)  # 0 after the end adds up
+    back = with_extras(plain, extra_arrays(data))
+    assert back.notes == data.notes
+    np.testing.assert_array_equal(back.observed, data.observed)
+    np.testing.assert_array_equal(back.features, data.features)
+    assert back.feature_names == ("holidays",)
+    assert extra_arrays(plain) == {}

@@ -20,6 +20,7 @@ import typer
 from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, TOLERANCE, Certificate
 from probhard.cli._forecast_data import is_file, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
+from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write
 from probhard.cli.demo import INTERRUPTED
 from probhard.constraints import Constraint
@@ -31,7 +32,7 @@ from probhard.forecasting.report.evaluation import CHUNK, incoherence
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
-    from probhard.forecasting.report.backtest import Backtest, Window
+    from probhard.forecasting.report.backtest import Backtest, Made, Window
 
 NOTHING_FEASIBLE = {"largest": None, "relative": None, "smallest_draw": None}
 Constraints = list[tuple[np.ndarray, Constraint]]  # groups of steps, each with its constraint
@@ -49,6 +50,7 @@ class ForecastRun:
         network: Options of ``DeepVAREstimator``.
         output: Folder to write to.
         notes: Remarks for the reader.
+        saved: A fitted forecaster of these series; it is not trained again, and not backtested.
     """
 
     data: HierarchicalData
@@ -57,6 +59,7 @@ class ForecastRun:
     network: dict[str, Any]
     output: Path
     notes: list[str] = field(default_factory=list)
+    saved: HierarchicalForecaster | None = None
 
     @classmethod
     def of(cls, name: str, given: Mapping[str, Any], configured: Mapping[str, Any]) -> ForecastRun:
@@ -71,11 +74,16 @@ class ForecastRun:
             ProbhardError: Invalid options or data.
         """
         options = ForecastOptions.of(given, configured)
+        saved = None
+        if options.run["model"] is not None:
+            saved = SavedRun.of(options)
+            options = saved.options
         data, source, notes = read_data(name, options.run, options.reading)
+        data = data if saved is None else saved.joined(data)
         output = Path(options.run["output"] or f"{data.name}-forecast")
         if output.exists() and not output.is_dir():
             raise ParameterError(f"--output {output} is a file.", "Several files are written.", "Name a folder.")
-        return cls(data, source, options.run, options.network, output, notes)
+        return cls(data, source, options.run, options.network, output, notes, None if saved is None else saved.model)
 
     def run(self) -> None:
         """Backtest, train on all rows, draw, certify, and write all files.
@@ -96,11 +104,12 @@ class ForecastRun:
         probabilities(options["level"])  # checked before anything is trained
         limits = read_limits(options, data, horizon)
         options["num_samples"] = max(options["num_samples"], options["draws"] or 0)
-        windows = held_out(data, horizon, options["windows"]) if options["backtest"] else []
+        tests = options["backtest"] and self.saved is None
+        windows = held_out(data, horizon, options["windows"]) if tests else []
         network = self._resolve(windows[0][0] if windows else data)
         typer.echo(
             f"{data.name}: {len(data.index)} rows of {len(data.names)} nodes, {data.index[0]} to {data.index[-1]}; "
-            f"{horizon} steps ahead by {options['method']}."
+            f"{horizon} steps ahead by {self._label()}."
         )
         self.notes += [*data.notes, *data.regressor_notes]
         model, tested = self._backtest(windows)
@@ -114,6 +123,7 @@ class ForecastRun:
             result = limits.apply(paths, data, "flag")
             paths, constraints = np.asarray(result.draws), result.constraints
         warnings = unsupported(data, paths)
+        self.notes += [] if model.network_only else model.pool.notes
         for note in [*self.notes, *(warning.sentence for warning in warnings)]:
             typer.echo(note, err=True)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
@@ -133,6 +143,8 @@ class ForecastRun:
             shown,
             self.notes,
             [warning.sentence for warning in warnings],
+            model.explanation_,
+            {} if model.network_only else model.weights_,
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
@@ -145,8 +157,10 @@ class ForecastRun:
     ) -> tuple[HierarchicalForecaster, int]:
         """A model of all rows, and the exit status; if its training was stopped, the one of the last window."""
         data = self.data
+        if self.saved is not None:
+            return self.saved.update(data), 0
         try:
-            return self._forecaster().fit(data, progress="all rows"), 0
+            return self._named(self._forecaster().fit(data, progress="all rows")), 0
         except KeyboardInterrupt:
             if before is None:
                 typer.echo("Stopped before the training was done: nothing was written.", err=True)
@@ -162,6 +176,9 @@ class ForecastRun:
         from probhard.forecasting.forecaster import defaults, smooth
 
         options = self.options
+        if not self._has_network():
+            return {}
+        options["method"] = options["method"] or "probhard-or"
         options["changes"] = smooth(train) if options["changes"] is None else options["changes"]
         network = {**defaults(self.data, options["horizon"], options["changes"]), **self.network}
         epochs = network.pop("max_epochs", None)
@@ -178,9 +195,9 @@ class ForecastRun:
         shares = [level / 100 for level in sorted(options["level"])]
         models = []
 
-        def forecast(train: HierarchicalData) -> np.ndarray:
+        def forecast(train: HierarchicalData) -> Made:
             models.append(self._forecaster().fit(train, progress=f"backtest to {train.index[-1]}"))
-            return models[-1].sample(options["horizon"], options["num_samples"])
+            return models[-1].sample(options["horizon"], options["num_samples"]), models[-1].base("ets")
 
         if not windows:
             return None, None
@@ -191,13 +208,36 @@ class ForecastRun:
             typer.echo("Stopped before the backtest was done: nothing was written.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
+    def _has_network(self) -> bool:
+        """Whether DeepVAR is a member, or the only one: its options were given and no models were."""
+        options = self.options
+        if self.saved is not None or options["fast"] or options["models"] is not None:
+            return "deepvar" in (options["models"] or ())
+        asked = [options[name] is not None for name in ("method", "epochs", "changes")]
+        return any(asked) or bool(self.network)
+
+    def _label(self) -> str:
+        options = self.options
+        if self.saved is not None:
+            return f"the model in {options['model']}"
+        if options["models"] is not None:
+            return ", ".join(options["models"])
+        return str(options["method"]) if self._has_network() else "a pool of members"
+
+    def _named(self, model: HierarchicalForecaster) -> HierarchicalForecaster:
+        """The model with the columns of the input file, which a saved folder keeps."""
+        options = self.options
+        model.keys = options["keys"] or None
+        model.reading = {name: options[column] for name, column in COLUMNS.items() if options[column] is not None}
+        return model
+
     def _forecaster(self) -> HierarchicalForecaster:
         from probhard.forecasting.forecaster import HierarchicalForecaster
 
         chosen = {name: self.options[name] for name in FORECASTER}
         if is_file(chosen["upper"]):  # caps by step are left to the last projection
             chosen["upper"] = None
-        return HierarchicalForecaster(**chosen, **self.network)
+        return HierarchicalForecaster(**chosen, cache=self.output / "fits", **self.network)
 
     def _write(self, model: HierarchicalForecaster, draws: np.ndarray, certificate: Certificate, page: str) -> None:
         """Write all files, and remove those of an earlier run, which the certificate does not cover."""
@@ -209,12 +249,14 @@ class ForecastRun:
         columns = summary(draws, model.model, self.options["level"])
         stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
         stale.remove(self.output / f"forecasts{suffix}")
-        write(self.output / f"forecasts{suffix}", to_long(columns, data.names, index, place=data.place))
+        keys = key_columns(data, self.options["keys"])
+        table = to_long(columns, data.names, index, place=data.place)
+        write(self.output / f"forecasts{suffix}", with_keys(table, keys))
         if count := self.options["draws"]:
             written = {str(i): draw for i, draw in enumerate(draws[:count])}
             wide = to_long(written, data.names, index, place=data.place)
             long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
-            write(self.output / f"draws{suffix}", long.astype({"draw": int}))
+            write(self.output / f"draws{suffix}", with_keys(long.astype({"draw": int}), keys))
             stale.remove(self.output / f"draws{suffix}")
         for path in stale:
             path.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from probhard.forecasting.models import (
 )
 from probhard.forecasting.reconciliation import (
     CrossTemporal,
+    Explanation,
     Forecasts,
     MetricWeights,
     PastForecast,
@@ -25,6 +26,7 @@ from probhard.forecasting.reconciliation import (
     Reconciled,
     Reconciliation,
     cross_temporal,
+    explain,
     learn_metric,
     project_law,
     projected_moments,
@@ -43,12 +45,14 @@ from probhard.forecasting.report import (
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
     from probhard.forecasting.models.estimator import DeepVAREstimator
+    from probhard.forecasting.views import cross_validation
 
 __all__ = [
     "BaseForecast",
     "CrossTemporal",
     "DeepVAREstimator",
     "Evaluation",
+    "Explanation",
     "Forecasts",
     "HierarchicalData",
     "HierarchicalForecaster",
@@ -62,8 +66,10 @@ __all__ = [
     "base_forecast",
     "calibration",
     "cross_temporal",
+    "cross_validation",
     "crps_levels",
     "evaluate",
+    "explain",
     "from_frame",
     "incoherence",
     "last_value",
@@ -82,6 +88,7 @@ __all__ = [
 LAZY = {  # need GluonTS
     "DeepVAREstimator": "models.estimator",
     "HierarchicalForecaster": "forecaster",
+    "cross_validation": "views",
 }
 
 

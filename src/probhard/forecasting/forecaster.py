@@ -28,11 +28,12 @@ from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.pooled import PooledForecast
+from probhard.forecasting.models.classical import BaseForecast
 from probhard.forecasting.models.defaults import default_horizon, defaults, smooth
 from probhard.forecasting.models.estimator import check_count
 from probhard.forecasting.models.predictor import DeepVARPredictor
 from probhard.forecasting.reconciliation.columns import probabilities, summary
-from probhard.forecasting.saved import COLUMNS, SavedForecaster
+from probhard.forecasting.saved import COLUMNS, SavedForecaster, check_same_series
 from probhard.method import Method, as_method
 from probhard.projection.layer import DPPL
 
@@ -134,6 +135,11 @@ class HierarchicalForecaster:
         """What was learned on past windows, in sentences: weights, scales, metrics; empty for DeepVAR alone."""
         return [] if self.network_only else self.pool.tuned.sentences()
 
+    def base(self, member: str) -> BaseForecast | None:
+        """Base forecasts of a member by name, before its projection; None without such a member."""
+        made = self._fit.made if isinstance(self._fit, PooledForecast) else []
+        return next((one.bases[-1] for one in made if one.name == member), None)
+
     @property
     def predictor(self) -> DeepVARPredictor:
         """The trained GluonTS predictor; ParameterError before ``fit``, and without DeepVAR."""
@@ -206,17 +212,8 @@ class HierarchicalForecaster:
         Raises:
             ProbhardError: If the frame cannot be read, or has other nodes, sums or another frequency.
         """
-        data, before = self._read(df, self.reading), self.data
-        same_sums = data.names == before.names and not (data.hierarchy.summation != before.hierarchy.summation).nnz
-        if not same_sums or data.freq != before.freq:
-            other = sorted(set(data.names) ^ set(before.names))
-            nodes = f"other nodes ({other[0]!r})" if other else "other sums"
-            difference = f"the frequency {data.freq}" if same_sums else nodes
-            raise ParameterError(
-                f"The new history has {difference}; the fitted one had {len(before.names)} nodes, {before.freq}.",
-                "What was fitted belongs to its nodes and steps.",
-                "Pass the same series at the same frequency, or call fit.",
-            )
+        data = self._read(df, self.reading)
+        check_same_series(data, self.data)
         if isinstance(self._fit, PooledForecast):
             self._fit = self._fit.moved(data)
         self._data = data
@@ -263,6 +260,12 @@ class HierarchicalForecaster:
             return self._within(fit.sample(data, count, self.seed, h))
         draws = fit.sample(data, h, count)
         return draws if fit.within_bounds else self._within(draws)
+
+    def plot(self, node: str, h: int | None = None, level: float = 80, ax: Any = None) -> Any:
+        """Draw a node's last seasons and its forecast with matplotlib; see ``views.plot``."""
+        from probhard.forecasting.views import plot
+
+        return plot(self, node, h, level, ax)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the forecaster and its history to a folder of plain files.

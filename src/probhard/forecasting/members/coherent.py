@@ -32,6 +32,7 @@ from probhard.laws import Diagonal, LocationScale
 from probhard.score import crps
 
 FEW = 3.0  # windows at which scales are halfway between 1 and their best
+RECENT, FEWEST, SMALLEST = 60, 8, 0.1  # rows of recent errors, least number of them, and least factor
 LARGE = 5_000  # nodes above which errors of series count as independent
 
 
@@ -86,11 +87,34 @@ def groups(data: HierarchicalData) -> np.ndarray:
 
 def law_of(base: BaseForecast, scales: Sequence[float] = (1.0, 1.0, 1.0), correlation: bool = True) -> PathLaw:
     """The law of a base forecast, with scaled deviations."""
-    factor = np.asarray(scales)[groups(base.data)]
-    errors = None
-    if correlation and len(base.data.names) <= LARGE:
-        errors = torch.from_numpy(base.data.values - base.fitted)
+    past = base.data.values - base.fitted
+    factor = np.asarray(scales)[groups(base.data)] * robust_factor(past, base.data.season)
+    errors = torch.from_numpy(past) if correlation and len(base.data.names) <= LARGE else None
     return PathLaw.of_errors(torch.from_numpy(base.mean), torch.from_numpy(base.stddev * factor), errors)
+
+
+def robust_factor(errors: np.ndarray, season: int) -> np.ndarray:
+    """Ratio of a deviation by absolute errors to one by squared errors, (n,), at most 1.
+
+    It is 1 for normal errors. A few bursts inflate squares, and with them the deviations of models; the CRPS is
+    smallest for a spread that follows absolute errors. Bursts long ago count less: recent rows are taken.
+
+    Args:
+        errors: One-step errors, (T, n); NaN where missing.
+        season: Season length in rows.
+    """
+    size = np.sqrt(_nanmean(errors**2))
+    recent = errors[-max(RECENT, 3 * season) :]
+    absolute = np.sqrt(np.pi / 2) * _nanmean(np.abs(recent))
+    known = (~np.isnan(recent)).sum(0)
+    ratio = np.where((size > 0) & (known >= FEWEST), absolute / np.where(size > 0, size, 1.0), 1.0)
+    return np.clip(ratio, SMALLEST, 1.0)
+
+
+def _nanmean(values: np.ndarray) -> np.ndarray:
+    """Means of columns over known values; 0 where none is known."""
+    known = ~np.isnan(values)
+    return np.where(known, values, 0.0).sum(0) / np.maximum(1, known.sum(0))
 
 
 def fit_scales(laws: Sequence[PathLaw], targets: Sequence[np.ndarray], labels: np.ndarray) -> tuple[float, ...]:

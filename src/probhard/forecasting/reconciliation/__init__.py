@@ -3,6 +3,7 @@
 ``distributed.reconcile`` does the same with the workers of an executor.
 """
 
+from probhard.forecasting.reconciliation.explain import Explanation, explain
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.joint_law import PathLaw
 from probhard.forecasting.reconciliation.learned import (
@@ -19,6 +20,7 @@ from probhard.forecasting.reconciliation.temporal import CrossTemporal, cross_te
 
 __all__ = [
     "CrossTemporal",
+    "Explanation",
     "Forecasts",
     "MetricWeights",
     "PastForecast",
@@ -27,6 +29,7 @@ __all__ = [
     "Reconciled",
     "Reconciliation",
     "cross_temporal",
+    "explain",
     "learn_metric",
     "project_law",
     "projected_moments",

@@ -22,6 +22,7 @@ from probhard.errors import ParameterError, ShapeError
 from probhard.laws import Diagonal, LowRank, shrunk_correlation
 from probhard.laws.base import Covariance
 from probhard.laws.correlation import FEWEST
+from probhard.laws.factored import Factored
 
 SMALLEST = 1e-6  # least deviation of a series, relative to its mean
 CERTAIN = 1e-3  # deviation that replaces 0, relative to the smallest positive one of the step
@@ -48,7 +49,7 @@ class PathLaw:
 
     mean: Tensor
     stddev: Tensor
-    correlation: LowRank | None = None
+    correlation: Factored | None = None
     rho: float = 0.0
 
     def __post_init__(self) -> None:
@@ -84,10 +85,7 @@ class PathLaw:
         if errors is None or len(errors) < FEWEST:
             return replace(law, rho=implied_rho(law.stddev))
         errors = torch.as_tensor(errors, dtype=torch.float64)
-        nodes = errors.shape[-1]
-        errors = errors[-max(FEWEST, ERROR_NUMBERS // nodes) :]
-        correlation = shrunk_correlation(errors, max(1, min(*errors.shape, FACTOR_NUMBERS // nodes)))
-        return replace(law, correlation=correlation, rho=implied_rho(law.stddev, errors))
+        return replace(law, correlation=error_correlation(errors), rho=implied_rho(law.stddev, errors))
 
     @property
     def covariance(self) -> Covariance:
@@ -107,15 +105,10 @@ class PathLaw:
             samples: Number of paths S.
             seed: Seed of the noise.
         """
-        (steps, nodes), correlation = self.mean.shape, self.correlation
-        size = nodes if correlation is None else correlation.root_size
         generator = torch.Generator().manual_seed(seed)
-        root = step_root(steps, self.rho)
-        drawn = torch.empty(samples, steps, nodes, dtype=torch.float64)
-        for part in drawn.split(max(1, NOISE_NUMBERS // (steps * size))):
-            noise = root @ torch.randn(len(part), steps, size, generator=generator, dtype=torch.float64)
-            part.copy_(self.stddev * (noise if correlation is None else correlation.root(noise)))
-        return drawn
+        (steps, nodes) = self.mean.shape
+        drawn = path_noise((samples, steps, nodes), self.correlation, self.rho, generator)
+        return drawn.mul_(self.stddev)
 
     def draws(self, samples: int, seed: int) -> Tensor:
         """Draw paths, (S, H, n), in float64.
@@ -125,6 +118,37 @@ class PathLaw:
             seed: Seed of the noise.
         """
         return self.mean + self.deviations(samples, seed)
+
+
+def path_noise(
+    shape: tuple[int, int, int], correlation: Factored | None, rho: float, generator: torch.Generator
+) -> Tensor:
+    """Draw standard normal noise w, correlated across series and steps.
+
+    Args:
+        shape: Paths, steps and series, (S, H, n).
+        correlation: C, (n,), with unit diagonal; None for the identity.
+        rho: Correlation of two successive steps.
+        generator: Source of the noise.
+
+    Returns:
+        Noise, (S, H, n), in float64.
+    """
+    samples, steps, nodes = shape
+    size = nodes if correlation is None else correlation.root_size
+    root = step_root(steps, rho)
+    drawn = torch.empty(shape, dtype=torch.float64)
+    for part in drawn.split(max(1, NOISE_NUMBERS // (steps * size))) if samples else ():
+        noise = root @ torch.randn(len(part), steps, size, generator=generator, dtype=torch.float64)
+        part.copy_(noise if correlation is None else correlation.root(noise))
+    return drawn
+
+
+def error_correlation(errors: Tensor) -> LowRank:
+    """The shrunk correlation of errors (T, n), NaN where missing, of a rank that bounds the memory."""
+    nodes = errors.shape[-1]
+    errors = errors[-max(FEWEST, ERROR_NUMBERS // nodes) :]
+    return shrunk_correlation(errors, max(1, min(*errors.shape, FACTOR_NUMBERS // nodes)))
 
 
 def floored(mean: Tensor, stddev: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samp
         Paths, (S, H, n), in float64.
     """
     draws = law.draws(samples, seed)
-    for steps, tangent in _tangents(law, weights, hierarchy):
+    for steps, tangent in tangents(law, weights, hierarchy):
         draws[:, steps] = tangent.project(draws[:, steps], _right(hierarchy))
     return draws
 
@@ -154,7 +154,7 @@ def projected_moments(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy
         ``P_h mean_h`` and the roots of ``diag(P_h Sigma_h P_h^T)``, (H, n) each.
     """
     mean, variance = torch.empty_like(law.mean), torch.empty_like(law.mean)
-    for steps, tangent in _tangents(law, weights, hierarchy):
+    for steps, tangent in tangents(law, weights, hierarchy):
         part = law.at(steps)
         mean[steps] = tangent.project(part.mean, _right(hierarchy))
         variance[steps] = tangent.variance(part.covariance)
@@ -183,7 +183,7 @@ def learn_metric(
     start = _loss(seen, prior, hierarchy)
     if not start > 0:
         return prior
-    correlated = any(window.law.correlation is not None for window in seen)
+    correlated = any(isinstance(window.law.correlation, LowRank) for window in seen)
     center = astuple(prior)
 
     @cache
@@ -241,13 +241,14 @@ def _numbers(law: PathLaw) -> int:
     return law.mean.shape[-1] * (1 if law.correlation is None else 1 + law.correlation.factor_size)
 
 
-def _tangents(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy) -> Iterator[tuple[slice, Tangent]]:
+def tangents(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy) -> Iterator[tuple[slice, Tangent]]:
     """The tangents P_h of groups of steps."""
     count = len(law.mean)
+    correlation = law.correlation if isinstance(law.correlation, LowRank) else None  # of errors
     size = max(1, CHUNK // _numbers(law))
     for first in range(0, count, size):
         steps = slice(first, min(count, first + size))
-        weight = weights.weight(law.stddev[steps], law.correlation, hierarchy.sizes)
+        weight = weights.weight(law.stddev[steps], correlation, hierarchy.sizes)
         yield steps, tangent_of(hierarchy.system, weight).check()
 
 

@@ -23,6 +23,11 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 3 - power)}f}"
 
 
+def short(value: float | None) -> str:
+    """Format a number with three significant digits."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:#.3g}"
+
+
 def signed(value: float) -> str:
     """Format a number as ``number`` does, with its sign."""
     text = number(abs(value))

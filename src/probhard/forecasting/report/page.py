@@ -32,7 +32,7 @@ from probhard.forecasting.report.charts import (
     line,
     strip,
 )
-from probhard.forecasting.report.formats import count, digest, number, percent, signed, words
+from probhard.forecasting.report.formats import count, digest, number, percent, short, signed, words
 from probhard.forecasting.report.scores import ALL
 
 MOST_NODES = 2000  # nodes with a chart; one takes about 3 kB
@@ -100,7 +100,7 @@ class Report:
             lstrip_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
-        formats = (number, percent, count, digest, words, signed, histogram)
+        formats = (number, percent, count, digest, words, short, signed, histogram)
         environment.filters |= {function.__name__: function for function in formats}
         nodes = self.listed
         return environment.get_template("report.html").render(
