@@ -12,7 +12,6 @@ from probhard.laws.covariance import Covariance
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.tangent import DenseTangent, Differential, tangent_of
 
-
 REFINEMENTS = 4  # each removes the digits that the one before has cancelled
 CANCELLED = 16.0  # ratio of sizes before and after the projection above which means are checked
 
