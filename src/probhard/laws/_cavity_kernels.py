@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from probhard._util.jit import Array, compiled, quick
 
 COUNTS = 1e-4
+COOLING = 0.1  # what the least squared scale of a far element is multiplied by in each step
 
 
 def _tail(t: float) -> tuple[float, float, float]:
@@ -84,7 +85,7 @@ def _settle(
     same: bool,
     lower: Array,
     upper: Array,
-    least: Array,
+    floors: Array,
     limits: tuple[int, int, float, float],
     state: Array,
     counts: NDArray[np.bool_],
@@ -105,8 +106,10 @@ def _settle(
             x[j], square[j], own[j], taken[j] = loc[b, j], cov[b, j, j], gram[b, j, j], False
         for step in range(most):
             count = 0
+            wide = floors[b, 1] * COOLING**step
+            least = max(floors[b, 0], wide)
             for j in range(size):
-                variance = max(square[j], least[b])
+                variance = max(square[j], least)
                 mean, slope, spread = excess(x[j], math.sqrt(variance), lower[b, j], upper[b, j])
                 if slope < COUNTS and not taken[j]:
                     continue
@@ -168,7 +171,7 @@ def _settle(
                     total -= gram[b, j, active[i]] * solved[i]
                 moved = max(moved, abs(total - x[j]) / math.sqrt(cov[b, j, j] + 1e-300) if count else 0.0)
                 x[j] = total
-            if moved <= close:
+            if moved <= close and wide <= floors[b, 0]:
                 break
 
 

@@ -29,14 +29,15 @@ from probhard._util.jit import AVAILABLE
 from probhard._util.numerics import TINY
 from probhard._util.tensors import checking, safe_sqrt
 from probhard.laws._cavity import Cavity, Inverse, excess, inverse, times
-from probhard.laws._cavity_kernels import COUNTS, adjoint, settle
+from probhard.laws._cavity_kernels import COOLING, COUNTS, adjoint, settle
 from probhard.laws.family import Family
 
 STEPS = 60  # most iterations
 TRACED = 12  # iterations where values cannot be looked at
 WHOLE = 16  # full steps; later ones go half of the way
 CLOSE = 1e-4  # step in units of the rows' scales at which an element has converged
-RARE = 1e-7  # smallest slope
+RARE = 1e-9  # smallest slope
+FAR = 3.0  # violation in scales from which an element starts with wider fields
 NARROW = 1e-6  # smallest scale of a field, relative to the scales and violations of its element
 
 
@@ -138,8 +139,9 @@ def _settled(rows: Rows, family: Family) -> tuple[Tensor, Tensor]:
         return state, excess(state[0], scale, rows.lower, rows.upper, family)[1] >= COUNTS
     state = torch.empty(3, *rows.loc.shape, dtype=torch.float64)
     counts = torch.empty(rows.loc.shape, dtype=torch.bool)
-    least = _System(rows, family).least.squeeze(-1)
-    parts = (rows.loc, rows.gram, rows.cov, rows.lower, rows.upper, least)
+    start = _System(rows, family)
+    floors = torch.cat([start.least, start.wide], -1)
+    parts = (rows.loc, rows.gram, rows.cov, rows.lower, rows.upper, floors)
     loc, gram, cov, lower, upper, floor = (x.contiguous().numpy(force=True) for x in parts)
     limits = (STEPS, WHOLE, CLOSE, RARE)
     settle(loc, gram, cov, rows.own is None, lower, upper, floor, limits, state.numpy(), counts.numpy())
@@ -152,12 +154,14 @@ def _iterated(rows: Rows, family: Family) -> Tensor:
     state = system.start()
     found, index = state.clone(), torch.arange(state.shape[1], device=state.device)
     for count in range(STEPS):
+        system.floor = torch.maximum(system.least, system.wide * COOLING**count)
         fresh = system.next(state)
         if count >= WHOLE:
             fresh = 0.5 * (state + fresh)
         moved = ((fresh - state).abs() / size).amax((0, 2))
         found[:, index] = fresh
-        kept = (moved > CLOSE).nonzero().squeeze(-1)
+        going = (moved > CLOSE) | (system.floor > system.least).squeeze(-1)
+        kept = going.nonzero().squeeze(-1)
         if not len(kept):
             break
         index, state, size = index[kept], fresh[:, kept], size[:, kept]
@@ -210,6 +214,9 @@ class _System:
             outside = (rows.loc - torch.clamp(rows.loc, rows.lower, rows.upper)).square()
             largest = torch.nn.functional.pad(variance + outside, (0, 1)).amax(-1, keepdim=True)  # 0 without rows
             self.least = NARROW**2 * largest.clamp(min=TINY)
+            far = outside > FAR**2 * variance
+            self.wide = torch.nn.functional.pad(torch.where(far, outside, 0.0), (0, 1)).amax(-1, keepdim=True)
+            self.floor = self.least
             self.softest = RARE * rows.gram.diagonal(dim1=-2, dim2=-1).clamp(min=TINY)
 
     def start(self) -> Tensor:
@@ -246,7 +253,7 @@ class _System:
     def channel(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """E, a and n, each (B, r)."""
         loc, square, own = state
-        square, own = torch.maximum(square, self.least), torch.maximum(own, self.softest)
+        square, own = torch.maximum(square, self.floor), torch.maximum(own, self.softest)
         mean, slope, variance = excess(loc, square.sqrt(), self.rows.lower, self.rows.upper, self.family)
         slope = slope.clamp(RARE, 1 - RARE)
         noise = (square * (variance / slope.square() - 1)).clamp(min=0)

@@ -30,7 +30,7 @@ from probhard.projection.lifting import shared
 from probhard.projection.merged_rows import MergedRows
 from probhard.projection.parts import Parts
 
-MOST_ROWS = 128  # rows up to which "auto" takes this rule
+MOST_ROWS = 64  # rows up to which "auto" takes this rule
 FIXED = 1e-12  # variance of a row after the equalities, relative to before, at which they fix it
 
 
@@ -67,7 +67,7 @@ class MeanField:
         parts = self.parts
         rows = sum(part.prepared.map.row_count for part in parts.inequalities)
         rows += sum(shape.lifted(parts.variables).on_u.shape[0] for shape in parts.shapes)
-        return rows + parts.variables * (parts.box is not None) <= MOST_ROWS and parts.variables <= 2 * MOST_ROWS
+        return rows + parts.variables * (parts.box is not None) <= MOST_ROWS and parts.variables <= 4 * MOST_ROWS
 
     def fits(self, base: LocationScale) -> bool:
         """Whether the law has one family with a finite variance for all variables."""
