@@ -116,7 +116,8 @@ class SavedForecaster:
             },
         }
         (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        np.savez(path / "history.npz", values=data.values, **arrays, **extra_arrays(data))
+        history: dict[str, Any] = {"values": data.values, **arrays, **extra_arrays(data)}
+        np.savez(path / "history.npz", **history)
 
     @classmethod
     def read(cls, path: Path) -> SavedForecaster:
