@@ -17,7 +17,7 @@ from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
 FIELDS, FORECASTS = "joint-fields", "joint-forecasting"
-TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "timing", "speed")
+TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "alarms", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _conformal(request))
     elif request.table == "first-order":
         yield from map(_written, _first_order(request))
+    elif request.table == "alarms":
+        yield from map(_written, _alarms(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -151,6 +153,18 @@ def _first_order(request: Request) -> list[Path]:
     if not request.render:
         first_order.run(path, groups, request.quick)
     return first_order.write(request.folder, _lines(Records(path, first_order.KEYS)))
+
+
+def _alarms(request: Request) -> list[Path]:
+    """Project points near and far on nonlinear constraints, of the named cases, and write their page."""
+    from experiments import alarms
+
+    names = _listed(request.problems)
+    check_choices("problem", names, alarms.NAMES)
+    path = request.folder / "alarms.jsonl"
+    if not request.render:
+        alarms.run(path, names, request.quick)
+    return alarms.write(request.folder, _lines(Records(path, alarms.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:

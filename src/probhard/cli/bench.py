@@ -17,7 +17,7 @@ from probhard.errors import ParameterError
 RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "joint-forecasting"),
-    *("conformal", "first-order", "timing", "speed"),
+    *("conformal", "first-order", "alarms", "timing", "speed"),
 )
 
 
