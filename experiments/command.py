@@ -18,7 +18,7 @@ from probhard.errors import ParameterError, check_choice, check_choices
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
 FIELDS, FORECASTS, ROLLING = "joint-fields", "joint-forecasting", "forecasting-rolling"
 FORECASTING = ("forecasting", ROLLING, FORECASTS)
-TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "optimisation", "timing", "speed")
+TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "alarms", "optimisation", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _first_order(request))
     elif request.table == "optimisation":
         yield from map(_written, _optimisation(request))
+    elif request.table == "alarms":
+        yield from map(_written, _alarms(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -176,6 +178,18 @@ def _optimisation(request: Request) -> list[Path]:
         check_choices("problem", names, runs.CASES)
         runs.run(records, names, request.quick)
     return tables.write(request.folder, _lines(records))
+
+
+def _alarms(request: Request) -> list[Path]:
+    """Project points near and far on nonlinear constraints, of the named cases, and write their page."""
+    from experiments import alarms
+
+    names = _listed(request.problems)
+    check_choices("problem", names, alarms.NAMES)
+    path = request.folder / "alarms.jsonl"
+    if not request.render:
+        alarms.run(path, names, request.quick)
+    return alarms.write(request.folder, _lines(Records(path, alarms.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:

@@ -33,13 +33,12 @@ from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
 from probhard.projection.eager import breaks_graph, outside
 from probhard.projection.frozen import FrozenProjection
-from probhard.projection.policy import Policy
+from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
 
 COVARIANCES = ("auto", "delta", "second-order", "censored", "mean-field", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
-FAILURES = ("raise", "flag", "resample")
 
 
 class DPPL(nn.Module):
@@ -50,13 +49,17 @@ class DPPL(nn.Module):
         covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"mean-field"``, ``"monte-carlo"`` or
             ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
-        on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
+        on_failure: For points whose projection fails: ``"retry"``, ``"raise"``, ``"flag"`` or ``"resample"``; see
+            ``projection.policy``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
         solver: ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in every step of a
             nonlinear projection, which the default (None) only does for slow points.
         draws: Number of fixed draws of ``"monte-carlo"``.
         iterations: Number of branch-free iterations for polyhedral sets, to compile and export; None for exact
             methods. Results are approximate: ``.feasible`` and ``stats`` say how far.
+
+    Attributes:
+        failures: Counts of ``"retry"``: draws that were redrawn, means that were masked, share of recent failures.
 
     Raises:
         ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
@@ -67,7 +70,7 @@ class DPPL(nn.Module):
         metric: str | Metric = "oblique",
         covariance: str = "auto",
         curvature: str = "gauss-newton",
-        on_failure: str = "raise",
+        on_failure: str = "retry",
         validate_args: bool = True,
         solver: str | None = None,
         draws: int = 100,
@@ -93,6 +96,7 @@ class DPPL(nn.Module):
         self.iterations = iterations
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
+        self.failures = Failures()
 
     def extra_repr(self) -> str:
         """The options that ``repr`` shows."""
@@ -113,7 +117,8 @@ class DPPL(nn.Module):
         Raises:
             ParameterError: Values are invalid, or no method handles the constraint.
             ShapeError: Distribution and constraint do not fit.
-            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``.
+            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``; with
+                ``"retry"``, that of too many means.
         """
         if self.iterations is None and breaks_graph(constraint):
             return cast(Projected, outside(self.forward, dist, constraint, metric_from))
@@ -135,11 +140,10 @@ class DPPL(nn.Module):
                 mean, scale, tangent = solution.value, None, solution.tangent
             else:
                 solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
-        if solution is not None:
-            self._policy.check(solution.stats, projector, base.loc)
+        failed = None if solution is None else self._policy.check(solution.stats, projector, base.loc)
         if kind == "keep":
-            return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
+            return LocationScale(blanked(mean, failed), base.cov, base.family, validate_args=False)
+        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution, failed=failed)
 
     def _kind(self, projector: Projector, constraint: Constraint, base: LocationScale) -> str:
         """How the moments are computed."""
@@ -244,12 +248,15 @@ class DPPL(nn.Module):
             hessian=self.solver == "newton",
             validate=self.validate_args,
             iterations=self.iterations,
+            restarts=RESTARTS.get(self.on_failure, FEWER_RESTARTS),
         )
         return projector_of(constraint, z, weight, options)
 
     @property
     def _policy(self) -> Policy:
-        return Policy(self.on_failure, self.validate_args, self.draws, self.iterations is not None)
+        return Policy(
+            self.on_failure, self.validate_args, self.draws, self.failures, approximate=self.iterations is not None
+        )
 
 
 def _check_cov(z: Tensor, cov: Covariance) -> None:

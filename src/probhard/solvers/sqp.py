@@ -51,11 +51,11 @@ class Round:
     start: int | None = None
 
 
-def rounds(problem: EqualityProblem, restarts: int) -> list[Round]:
-    """What is tried for slow points, in order."""
+def rounds(problem: EqualityProblem, restarts: int | None) -> list[Round]:
+    """What is tried for slow points, in order; see ``solve``."""
     dense = small(problem.constraint, problem.weight)
     slow, again = (NEWTON, NEWTON) if dense else (SLOW, AGAIN)
-    tries = [slow, slow, *[again] * restarts]
+    tries = [slow] if restarts is None else [slow, slow, *[again] * restarts]
     return [
         Round(steps, exact, number - 1 if first and number else None)
         for number, group in enumerate(tries)
@@ -70,7 +70,7 @@ def solve(
     weight: Covariance,
     start: Tensor | None = None,  # (*lead, n), a warm start
     hessian: bool = False,
-    restarts: int = RESTARTS,
+    restarts: int | None = RESTARTS,
 ) -> Iterates:
     """Find the nearest feasible points.
 
@@ -80,7 +80,7 @@ def solve(
         weight: W, broadcasting with z.
         start: Where to begin, (*lead, n); at z if None.
         hessian: Use the exact Hessian from the first step on, not only for slow points.
-        restarts: Number of shifted starts for points that fail from z.
+        restarts: Number of shifted starts for points that fail from z; None for a single attempt.
 
     Returns:
         The last iterates over (*lead); points that finish early are no longer moved.
