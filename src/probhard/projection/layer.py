@@ -108,8 +108,8 @@ class DPPL(nn.Module):
         Args:
             dist: A ``LocationScale``, a torch distribution or a ``Projected``, over (*batch, n).
             constraint: What to project on.
-            metric_from: Distribution whose covariance the oblique metric uses; ``dist`` itself for None. A calibrated
-                law keeps the metric of the uncalibrated one, and with it the projected mean.
+            metric_from: Distribution whose covariance the metric uses, if it uses one; ``dist`` itself for None. A
+                calibrated law keeps the metric of the uncalibrated one, and with it the projected mean.
 
         Returns:
             The projected law; with ``covariance="keep"`` a ``LocationScale``, whose draws are not feasible.
@@ -126,7 +126,7 @@ class DPPL(nn.Module):
         if self.validate_args:
             base.validate()
         with no_autocast(base.loc):
-            own = metric_from is None or not self.metric.oblique
+            own = metric_from is None or self.metric.fixed
             cov = base.cov if own else as_location_scale(metric_from, validate_args=False).cov.to(base.loc.dtype)
             projector = self._projector(base.loc, cov, constraint, self.metric.oblique and own)
             kind = self._kind(projector, constraint, base)
