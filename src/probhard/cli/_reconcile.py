@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from probhard.cli._certificate import TOLERANCE, Certificate, check_path, conclude, sha256
+from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._forecast_data import TIMES
 from probhard.cli._frames import SUFFIXES, read, write
 from probhard.cli._nodes import CUTOFF, ID, Table
+from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._past import Past
 from probhard.errors import ParameterError
 from probhard.executors import executor
@@ -65,6 +66,7 @@ class Request:
         source = self.forecasts
         path = source.with_name(f"{source.stem}-reconciled{source.suffix}") if self.output is None else self.output
         check_path(path, "--output", SUFFIXES, source)
+        old = certificate_of(path)
         keys = [] if self.keys is None else [key.strip() for key in self.keys.split(",")]
         summing = None if self.summing is None else read(self.summing, [ID])
         table = Table.of(read(source, [ID, *TIMES, *keys]), keys, summing)
@@ -92,16 +94,19 @@ class Request:
                 if self.draws is not None and result.draws is not None and table.draw is None:
                     drawn[columns.model] = result.draws[: self.draws]
                 explained += self._explained(own, base, result, table, columns.model)
+        old.unlink(missing_ok=True)
         write(path, table.written(results))
-        paths = f"Forecasts: {path}"
+        paths, files = f"Forecasts: {path}", list[Path]()
         if self.draws is not None and not drawn:
             paths += "\nNo draws: the forecasts are draws already, or means alone."
         if drawn:
-            paths += f"\nDraws: {_beside(path, 'draws', table.long(drawn))}"
+            files.append(_beside(path, "draws", table.long(drawn)))
+            paths += f"\nDraws: {files[-1]}"
         if explained:
             frame = require("pandas", "probhard reconcile").concat(explained, ignore_index=True)
-            paths += f"\nWhat moved nodes: {_beside(path, 'explained', frame)}"
-        conclude(certificate, path, f"{summary(certificate)}\n{paths}")
+            files.append(_beside(path, "explained", frame))
+            paths += f"\nWhat moved nodes: {files[-1]}"
+        conclude(certificate, path, f"{summary(certificate)}\n{paths}", files)
 
     @property
     def _frames(self) -> tuple[Path | None, Path | None]:
@@ -175,6 +180,8 @@ def certify(
     """Add all means and draws of a model to the certificate, and the range of its quantiles."""
     before = base.mean if base.mean is not None or result.before is None else result.before.mean(0)
     pairs = [(np.asarray(before)[None], result.mean[None])]  # (S, H, n) before and after
+    if base.spread is not None:
+        certificate.moved.add(*(torch.from_numpy(np.asarray(x)) for x in (before, result.mean, base.spread)))
     if result.draws is not None and result.before is not None:
         starts = range(0, len(result.draws), max(1, CHUNK // result.mean.size))
         pairs += [(result.before[i : i + starts.step], result.draws[i : i + starts.step]) for i in starts]

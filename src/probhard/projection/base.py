@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.tangent import Differential
+
+if TYPE_CHECKING:
+    from probhard.projection.mean_field import MeanField
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class Projector(ABC):
     """Projects points on one constraint under one weight.
 
     Attributes:
-        moments_from: The choice of ``covariance="auto"``: ``"delta"``, ``"censored"`` or ``"monte-carlo"``.
+        moments_from: The choice of ``covariance="auto"`` without a mean field: ``"delta"``, ``"censored"`` or
+            ``"monte-carlo"``.
+        mean_field: The rule ``"mean-field"``; None if the set does not have it.
         has_equalities: Whether there are equalities among the parts.
         local: Whether the set is not convex, so that a mean of feasible points may be infeasible.
     """
@@ -60,6 +66,7 @@ class Projector(ABC):
     moments_from = "delta"
     has_equalities = True
     local = False
+    mean_field: MeanField | None = None
 
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
@@ -121,6 +128,8 @@ class Options:
         dense: Ignore the structure of linear rows.
         hessian: Use exact Hessians in every step of a nonlinear projection.
         validate: Check values in eager mode.
+        restarts: Number of shifted starts for points that a nonlinear projection does not find from z.
+        iterations: Number of branch-free iterations for polyhedral sets; None for exact methods.
     """
 
     oblique: bool = False
@@ -128,3 +137,5 @@ class Options:
     dense: bool = False
     hessian: bool = False
     validate: bool = True
+    restarts: int = 2
+    iterations: int | None = None

@@ -20,11 +20,13 @@ class Policy:
         on_failure: ``"raise"``, ``"flag"`` or ``"resample"``.
         validate: Check values in eager mode.
         draws: Number of fixed draws.
+        approximate: Means are those of a fixed number of iterations, so their residual is reported, not raised.
     """
 
     on_failure: str
     validate: bool
     draws: int
+    approximate: bool = False
 
     def solved(self, projector: Projector, z: Tensor, start: Tensor | None = None) -> Solution:
         """Project points z (*samples, *batch, n), from an initial guess if ``start`` is not None, and check them.
@@ -42,7 +44,13 @@ class Policy:
         Raises:
             ProbhardError: The error of ``Projector.explain``, or a ConvergenceError.
         """
-        if self.on_failure == "flag" or not self.validate or not checking() or bool(stats.converged.all()):
+        if (
+            self.approximate
+            or self.on_failure == "flag"
+            or not self.validate
+            or not checking()
+            or bool(stats.converged.all())
+        ):
             return  # a mean cannot be drawn again, so "resample" raises here too
         raise projector.explain(z, stats) or ConvergenceError(
             failure(stats, "points"),

@@ -11,6 +11,7 @@ from torch import Size, Tensor
 from torch import distributions as td
 from torch.distributions.constraints import Constraint as Support
 
+from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
@@ -34,17 +35,16 @@ class Projected(td.Distribution):
         constraint: The constraint.
         policy: Treatment of failures.
         projector: Projects points on the constraint.
-        mean: Projected location (*batch, n); None if marginals are censored.
+        mean: Projected location (*batch, n); None if marginals are in closed form.
         tangent: The tangent there, computed on demand if None.
         scale: Marginal scales (*batch, n); from fixed draws if None.
         solution: The projection of the location, computed on demand if None.
-        censored: Whether marginals are those of the law projected on the equalities, clipped at the bounds.
+        closed: The rule of marginals in closed form, ``"censored"`` or ``"mean-field"``; None for other rules.
         center: Means of the marginals (*batch, n) if these need not be feasible together; ``mean`` is their projection.
     """
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
     has_rsample = True
-    feasible = True
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Projected(td.Distribution):
         tangent: Differential | None = None,
         scale: Tensor | None = None,
         solution: Solution | None = None,
-        censored: bool = False,
+        closed: str | None = None,
         center: Tensor | None = None,
     ) -> None:
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._censored, self._center = censored, center
-        self._drawn = scale is None and not censored
+        self._closed, self._center = closed, center
+        self._drawn = scale is None and closed is None
         self._clipped: CensoredMarginals | None = None
         self._inner: Tensor | None = None
         self._draws: Tensor | None = None
@@ -72,9 +72,10 @@ class Projected(td.Distribution):
     @property
     def _laws(self) -> CensoredMarginals | None:
         """The clipped marginals, computed on demand: draws do not need them."""
-        if self._censored and self._clipped is None:
+        if self._closed is not None and self._clipped is None:
+            rule = self.projector.mean_field if self._closed == "mean-field" else None
             with no_autocast(self.base.loc):
-                self._clipped = self.projector.censored(self.base)
+                self._clipped = self.projector.censored(self.base) if rule is None else rule.laws(self.base)
         return self._clipped
 
     @property
@@ -86,9 +87,20 @@ class Projected(td.Distribution):
     def exact(self) -> bool:
         """Whether the marginals are exact, not only their first two moments."""
         if self._laws is not None:
-            return not self.projector.has_equalities
+            return self._closed == "censored" and not self.projector.has_equalities
         linear = isinstance(self.constraint, LinearEquality)
         return self.base.exact and linear and self._center is None and not self._drawn
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``."""
+        if not self.policy.approximate:
+            return True
+        if not checking():  # a graph cannot tell
+            return False
+        mean = self.mean.detach()
+        size = torch.maximum(mean.abs(), self.base.loc.detach().abs()).amax(-1, keepdim=True)
+        return bool((self.constraint.relative_violation(mean, size) <= TOLERANCE[mean.dtype]).all())
 
     @property
     def mean(self) -> Tensor:
@@ -104,8 +116,8 @@ class Projected(td.Distribution):
         return self._inner
 
     def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
-        """The mean of the clipped marginals, projected if there are equalities, too."""
-        if not self.projector.has_equalities:
+        """The mean of the clipped marginals, projected if the set has more than bounds."""
+        if self._closed == "censored" and not self.projector.has_equalities:
             return laws.mean
         with no_autocast(laws.mean):
             return self.policy.solved(self.projector, laws.mean).value
@@ -200,8 +212,8 @@ class Projected(td.Distribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> Projected:
         """The same law with batch dimensions broadcast to ``batch_shape``."""
         base = self.base.expand(batch_shape)
-        if self._censored:
-            return Projected(base, self.constraint, self.policy, self.projector, censored=True)
+        if self._closed is not None:
+            return Projected(base, self.constraint, self.policy, self.projector, closed=self._closed)
         mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
         center = None if self._center is None else self._center.expand(mean.shape)
         parts = (self.policy, self.projector, mean, self.tangent, self._scale, self._solution)
@@ -227,7 +239,8 @@ class Projected(td.Distribution):
                 z = self.base.fixed_draws(self.policy.draws)
                 solution = self.projector.solve(z)
             self.policy.check(solution.stats, self.projector, z)
-            self._draws = torch.where(solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
+            known = solution.stats.converged.unsqueeze(-1) | self.policy.approximate
+            self._draws = torch.where(known, solution.value, torch.nan)
         return self._draws
 
     def _inside(self, mean: Tensor) -> Tensor:
