@@ -115,7 +115,7 @@ class SavedForecaster:
             },
         }
         (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        np.savez(path / "history.npz", values=data.values, **arrays, **extra_arrays(data))
+        np.savez(path / "history.npz", **{"values": data.values, **arrays, **extra_arrays(data)})
 
     @classmethod
     def read(cls, path: Path) -> SavedForecaster:
