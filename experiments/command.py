@@ -16,8 +16,8 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-FIELDS, FORECASTS = "joint-fields", "joint-forecasting"
-TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "timing", "speed")
+FIELDS, FORECASTS, ROLLING = "joint-fields", "joint-forecasting", "forecasting-rolling"
+TABLES = (*PDE, FIELDS, "forecasting", ROLLING, FORECASTS, "conformal", "first-order", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,10 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.forecasting import joint_tables as joint_forecasts
 
         yield from map(_written, joint_forecasts.write(request.folder, lines))
+    elif request.table == ROLLING:
+        from experiments.forecasting import rolling_tables
+
+        yield from map(_written, rolling_tables.write(request.folder, lines))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -112,6 +116,10 @@ def _grid(request: Request) -> Grid:
         from experiments.forecasting import joint_runs
 
         return joint_runs.grid(path, seeds or [0], problems, methods, request.quick)
+    if request.table == ROLLING:
+        from experiments.forecasting import rolling_runs
+
+        return rolling_runs.grid(path, problems)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)

@@ -14,27 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import typer
 
-from probhard.cli._certificate import INFEASIBLE, TOLERANCE, UNSUPPORTED, Certificate
+from probhard.cli._certificate import INFEASIBLE, UNSUPPORTED, Certificate
+from probhard.cli._forecast_checks import Constraints, certify, summary
 from probhard.cli._forecast_data import is_file, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
+from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write
 from probhard.cli.demo import INTERRUPTED
-from probhard.constraints import Constraint
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import to_long
 from probhard.forecasting.data.support import unsupported
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.report.evaluation import CHUNK, incoherence
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
     from probhard.forecasting.report.backtest import Backtest, Made, Window
 
-NOTHING_FEASIBLE = {"largest": None, "relative": None, "smallest_draw": None}
-Constraints = list[tuple[np.ndarray, Constraint]]  # groups of steps, each with its constraint
 PACKAGES = ("gluonts", "lightning", "pandas", "statsforecast", "jinja2")
 
 
@@ -49,6 +46,7 @@ class ForecastRun:
         network: Options of ``DeepVAREstimator``.
         output: Folder to write to.
         notes: Remarks for the reader.
+        saved: A fitted forecaster of these series; it is not trained again, and not backtested.
     """
 
     data: HierarchicalData
@@ -57,6 +55,7 @@ class ForecastRun:
     network: dict[str, Any]
     output: Path
     notes: list[str] = field(default_factory=list)
+    saved: HierarchicalForecaster | None = None
 
     @classmethod
     def of(cls, name: str, given: Mapping[str, Any], configured: Mapping[str, Any]) -> ForecastRun:
@@ -71,11 +70,16 @@ class ForecastRun:
             ProbhardError: Invalid options or data.
         """
         options = ForecastOptions.of(given, configured)
+        saved = None
+        if options.run["model"] is not None:
+            saved = SavedRun.of(options)
+            options = saved.options
         data, source, notes = read_data(name, options.run, options.reading)
+        data = data if saved is None else saved.joined(data)
         output = Path(options.run["output"] or f"{data.name}-forecast")
         if output.exists() and not output.is_dir():
             raise ParameterError(f"--output {output} is a file.", "Several files are written.", "Name a folder.")
-        return cls(data, source, options.run, options.network, output, notes)
+        return cls(data, source, options.run, options.network, output, notes, None if saved is None else saved.model)
 
     def run(self) -> None:
         """Backtest, train on all rows, draw, certify, and write all files.
@@ -88,6 +92,7 @@ class ForecastRun:
         from probhard.forecasting.forecaster import default_horizon
         from probhard.forecasting.reconciliation.nixtla import probabilities
         from probhard.forecasting.report.backtest import held_out
+        from probhard.forecasting.report.moves import moves_of
         from probhard.forecasting.report.page import Report
 
         options = self.options
@@ -96,11 +101,12 @@ class ForecastRun:
         probabilities(options["level"])  # checked before anything is trained
         limits = read_limits(options, data, horizon)
         options["num_samples"] = max(options["num_samples"], options["draws"] or 0)
-        windows = held_out(data, horizon, options["windows"]) if options["backtest"] else []
+        tests = options["backtest"] and self.saved is None
+        windows = held_out(data, horizon, options["windows"]) if tests else []
         network = self._resolve(windows[0][0] if windows else data)
         typer.echo(
             f"{data.name}: {len(data.index)} rows of {len(data.names)} nodes, {data.index[0]} to {data.index[-1]}; "
-            f"{horizon} steps ahead by {options['method']}."
+            f"{horizon} steps ahead by {self._label()}."
         )
         self.notes += [*data.notes, *data.regressor_notes]
         model, tested = self._backtest(windows)
@@ -136,6 +142,7 @@ class ForecastRun:
             [warning.sentence for warning in warnings],
             model.explanation_,
             {} if model.network_only else model.weights_,
+            {} if model.network_only else moves_of(model.pool, data, paths, limits.active(data)),
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
@@ -148,8 +155,10 @@ class ForecastRun:
     ) -> tuple[HierarchicalForecaster, int]:
         """A model of all rows, and the exit status; if its training was stopped, the one of the last window."""
         data = self.data
+        if self.saved is not None:
+            return self.saved.update(data), 0
         try:
-            return self._forecaster().fit(data, progress="all rows"), 0
+            return self._named(self._forecaster().fit(data, progress="all rows")), 0
         except KeyboardInterrupt:
             if before is None:
                 typer.echo("Stopped before the training was done: nothing was written.", err=True)
@@ -165,6 +174,9 @@ class ForecastRun:
         from probhard.forecasting.forecaster import defaults, smooth
 
         options = self.options
+        if not self._has_network():
+            return {}
+        options["method"] = options["method"] or "probhard-or"
         options["changes"] = smooth(train) if options["changes"] is None else options["changes"]
         network = {**defaults(self.data, options["horizon"], options["changes"]), **self.network}
         epochs = network.pop("max_epochs", None)
@@ -194,13 +206,36 @@ class ForecastRun:
             typer.echo("Stopped before the backtest was done: nothing was written.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
+    def _has_network(self) -> bool:
+        """Whether DeepVAR is a member, or the only one: its options were given and no models were."""
+        options = self.options
+        if self.saved is not None or options["fast"] or options["models"] is not None:
+            return "deepvar" in (options["models"] or ())
+        asked = [options[name] is not None for name in ("method", "epochs", "changes")]
+        return any(asked) or bool(self.network)
+
+    def _label(self) -> str:
+        options = self.options
+        if self.saved is not None:
+            return f"the model in {options['model']}"
+        if options["models"] is not None:
+            return ", ".join(options["models"])
+        return str(options["method"]) if self._has_network() else "a pool of members"
+
+    def _named(self, model: HierarchicalForecaster) -> HierarchicalForecaster:
+        """The model with the columns of the input file, which a saved folder keeps."""
+        options = self.options
+        model.keys = options["keys"] or None
+        model.reading = {name: options[column] for name, column in COLUMNS.items() if options[column] is not None}
+        return model
+
     def _forecaster(self) -> HierarchicalForecaster:
         from probhard.forecasting.forecaster import HierarchicalForecaster
 
         chosen = {name: self.options[name] for name in FORECASTER}
         if is_file(chosen["upper"]):  # caps by step are left to the last projection
             chosen["upper"] = None
-        return HierarchicalForecaster(**chosen, **self.network)
+        return HierarchicalForecaster(**chosen, cache=self.output / "fits", **self.network)
 
     def _write(self, model: HierarchicalForecaster, draws: np.ndarray, certificate: Certificate, page: str) -> None:
         """Write all files, and remove those of an earlier run, which the certificate does not cover."""
@@ -212,62 +247,20 @@ class ForecastRun:
         columns = summary(draws, model.model, self.options["level"])
         stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
         stale.remove(self.output / f"forecasts{suffix}")
-        write(self.output / f"forecasts{suffix}", to_long(columns, data.names, index, place=data.place))
+        keys = key_columns(data, self.options["keys"])
+        table = to_long(columns, data.names, index, place=data.place)
+        write(self.output / f"forecasts{suffix}", with_keys(table, keys))
         if count := self.options["draws"]:
             written = {str(i): draw for i, draw in enumerate(draws[:count])}
             wide = to_long(written, data.names, index, place=data.place)
             long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
-            write(self.output / f"draws{suffix}", long.astype({"draw": int}))
+            write(self.output / f"draws{suffix}", with_keys(long.astype({"draw": int}), keys))
             stale.remove(self.output / f"draws{suffix}")
         for path in stale:
             path.unlink(missing_ok=True)
         model.save(self.output / "model")
         certificate.save(self.output / "certificate.json")
         (self.output / "report.html").write_text(page, encoding="utf-8")
-
-
-def certify(
-    draws: np.ndarray, constraints: Constraints, data: HierarchicalData, setting: dict[str, Any]
-) -> Certificate:
-    """Check every draw (S, H, n), and their mean, against the constraint of its step."""
-    feasible = draws[~np.isnan(draws).any((1, 2))]
-    certificate = Certificate(
-        {
-            **setting,
-            "rows": len(data.index),
-            "nodes": len(data.names),
-            "steps": draws.shape[1],
-            "gaps": int(np.isnan(data.observed[:, data.hierarchy.aggregates :]).sum()),
-            "history": data.mended(),
-            "regressors_used": list(data.feature_names),
-            "levels": {level: len(nodes) for level, nodes in data.levels.items()},
-            "incoherence": vars(incoherence(feasible, data.hierarchy)) if len(feasible) else NOTHING_FEASIBLE,
-        }
-    )
-    points = torch.from_numpy(np.concatenate([draws, draws.mean(0, keepdims=True)]))
-    wrong = torch.full((draws.shape[1],), len(points), dtype=torch.int64)  # of a step without a feasible point
-    for steps, constraint in constraints:
-        wrong[steps] = 0
-        for chunk in points[:, steps].split(max(1, CHUNK // points[0].numel())):
-            relative = certificate.after.add(constraint, chunk, chunk.abs().amax(-1, keepdim=True))
-            wrong[steps] += (~(relative <= TOLERANCE)).sum(0)
-    certificate.after.points = len(points) * len(wrong) - int(wrong.sum())  # the others are counted apart
-    for step in wrong.nonzero()[:, 0].tolist():
-        reason = f"{int(wrong[step])} of {len(points)} draws do not obey the constraints."
-        certificate.flag(int(wrong[step]), field=f"{data.future(draws.shape[1])[step]}", reason=reason)
-    return certificate
-
-
-def summary(certificate: Certificate, output: Path) -> str:
-    """The verdict, the incoherence, and where the files are."""
-    gap = {name: np.nan if x is None else x for name, x in certificate.setting["incoherence"].items()}
-    verdict = "all feasible" if certificate.feasible else f"{certificate.infeasible} NOT feasible"
-    return (
-        f"{certificate.checked} points checked (every draw at every step): {verdict}.\n"
-        f"Largest incoherence {gap['largest']:.3g} ({gap['relative']:.1e} relative); "
-        f"smallest value {gap['smallest_draw']:.6g}.\n"
-        f"Forecasts, certificate.json, report.html and model/ are in {output}."
-    )
 
 
 def _packages() -> dict[str, str]:

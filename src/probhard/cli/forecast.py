@@ -1,4 +1,4 @@
-"""``probhard forecast``: options of the command that trains on a hierarchy of series and forecasts coherently."""
+"""``probhard forecast``: options of the command that fits a hierarchy of series and forecasts coherently."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ METHOD_NAMES = (  # of probhard.method.METHODS, which needs torch
     "softc",
     "hier-e2e",
 )
+MEMBERS = (  # of probhard.forecasting.members.catalogue, which needs torch
+    "ets",
+    "theta",
+    "ces",
+    "arima",
+    "naive",
+    "croston",
+    "mstl",
+    "smoothing",
+    "bootstrap",
+    "deepvar",
+)
 
 
 def forecast(
@@ -31,7 +43,11 @@ def forecast(
     nonnegative: Annotated[bool | None, typer.Option("--nonnegative", help="No draw below 0.")] = None,
     level: Annotated[str | None, typer.Option(help="Intervals in percent. Default: 80,95.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these and further options.")] = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHOD_NAMES)}. Default: probhard-or.")] = None,
+    models: Annotated[str | None, typer.Option(help=f"Members: {', '.join(MEMBERS)}. Default: by the data.")] = None,
+    fast: Annotated[bool | None, typer.Option("--fast", help="One member only.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that fit series. Default: 1.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Saved model: forecast without training.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"DeepVAR alone, by {', '.join(METHOD_NAMES)}.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: NAME-forecast.")] = None,
     draws: Annotated[int | None, typer.Option(min=2, help="Draws to write; 1000 are made without it.")] = None,
     format: Annotated[str | None, typer.Option(help="csv (the default) or parquet.")] = None,
@@ -48,7 +64,7 @@ def forecast(
     windows: Annotated[int | None, typer.Option(min=1, help="Past windows of the backtest. Default: 3.")] = None,
     backtest: Annotated[bool | None, typer.Option("--backtest/--no-backtest", help="Default: --backtest.")] = None,
 ) -> None:
-    """Train on a hierarchy of series, backtest, and forecast coherently, certified."""
+    """Fit a hierarchy of series, backtest, and forecast coherently, certified."""
     given = dict(locals())
     from probhard.cli._forecast import ForecastRun
     from probhard.cli._forecast_options import read_configuration

@@ -45,6 +45,7 @@ from probhard.forecasting.report import (
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
     from probhard.forecasting.models.estimator import DeepVAREstimator
+    from probhard.forecasting.views import cross_validation
 
 __all__ = [
     "BaseForecast",
@@ -65,6 +66,7 @@ __all__ = [
     "base_forecast",
     "calibration",
     "cross_temporal",
+    "cross_validation",
     "crps_levels",
     "evaluate",
     "explain",
@@ -86,6 +88,7 @@ __all__ = [
 LAZY = {  # need GluonTS
     "DeepVAREstimator": "models.estimator",
     "HierarchicalForecaster": "forecaster",
+    "cross_validation": "views",
 }
 
 

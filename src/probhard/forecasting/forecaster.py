@@ -24,16 +24,18 @@ from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.limits import Limits
 from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.pooled import PooledForecast
+from probhard.forecasting.members.stored import network_of
 from probhard.forecasting.models.classical import BaseForecast
 from probhard.forecasting.models.defaults import default_horizon, defaults, smooth
 from probhard.forecasting.models.estimator import check_count
 from probhard.forecasting.models.predictor import DeepVARPredictor
 from probhard.forecasting.reconciliation.columns import probabilities, summary
-from probhard.forecasting.saved import COLUMNS, SavedForecaster
+from probhard.forecasting.saved import COLUMNS, SavedForecaster, check_same_series
 from probhard.method import Method, as_method
 from probhard.projection.layer import DPPL
 
@@ -91,9 +93,8 @@ class HierarchicalForecaster:
                 check_count(name, value)
         self.keys, self.S, self.tags, self.freq, self.season = keys, S, tags, freq, season
         about_network = method is not None or epochs is not None or changes is not None or bool(network)
-        self.models: Sequence[Any] | None = models
         self.network_only = models is None and not fast and about_network
-        self.fast, self.windows, self.jobs, self.cache = fast, windows, jobs, cache
+        self.models, self.fast, self.windows, self.jobs, self.cache = models, fast, windows, jobs, cache
         self.method: str | Method = METHOD if method is None else method
         self.nonnegative, self.upper = nonnegative, upper
         self.horizon, self.epochs, self.num_samples, self.seed = horizon, epochs, num_samples, seed
@@ -143,11 +144,9 @@ class HierarchicalForecaster:
     @property
     def predictor(self) -> DeepVARPredictor:
         """The trained GluonTS predictor; ParameterError before ``fit``, and without DeepVAR."""
-        fit = self._fitted()[1]
-        networks = [fit] if isinstance(fit, NetworkForecast) else [one.state for one in fit.made]
-        for network in networks:
-            if isinstance(network, NetworkForecast) and network.predictor is not None:
-                return network.predictor
+        network = network_of(self._fitted()[1])
+        if network is not None and network.predictor is not None:
+            return network.predictor
         raise ParameterError("No member is a network.", "Only DeepVAR has a predictor.", "Pass models=['deepvar'].")
 
     @property
@@ -208,21 +207,9 @@ class HierarchicalForecaster:
 
         Args:
             df: A long frame, or ``HierarchicalData``, read with the options of ``fit``.
-
-        Raises:
-            ProbhardError: If the frame cannot be read, or has other nodes, sums or another frequency.
         """
-        data, before = self._read(df, self.reading), self.data
-        same_sums = data.names == before.names and not (data.hierarchy.summation != before.hierarchy.summation).nnz
-        if not same_sums or data.freq != before.freq:
-            other = sorted(set(data.names) ^ set(before.names))
-            nodes = f"other nodes ({other[0]!r})" if other else "other sums"
-            difference = f"the frequency {data.freq}" if same_sums else nodes
-            raise ParameterError(
-                f"The new history has {difference}; the fitted one had {len(before.names)} nodes, {before.freq}.",
-                "What was fitted belongs to its nodes and steps.",
-                "Pass the same series at the same frequency, or call fit.",
-            )
+        data = self._read(df, self.reading)
+        check_same_series(data, self.data)
         if isinstance(self._fit, PooledForecast):
             self._fit = self._fit.moved(data)
         self._data = data
@@ -237,9 +224,6 @@ class HierarchicalForecaster:
 
         Returns:
             A long frame of the fitted frame's library: means and interval ends by node and stamp.
-
-        Raises:
-            ParameterError: Before ``fit``, or if h or a level is invalid.
         """
         probabilities(level or ())  # raises before anything is drawn
         draws, data = self.sample(h), self.data
@@ -256,9 +240,6 @@ class HierarchicalForecaster:
 
         Returns:
             Paths, (S, h, n), in the order of ``data.names``.
-
-        Raises:
-            ParameterError: Before ``fit``, or if a count is invalid.
         """
         for name, value in {"h": h, "num_samples": num_samples}.items():
             if value is not None:
@@ -270,21 +251,19 @@ class HierarchicalForecaster:
         draws = fit.sample(data, h, count)
         return draws if fit.within_bounds else self._within(draws)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the forecaster and its history to a folder of plain files.
+    def plot(self, node: str, h: int | None = None, level: float = 80, ax: Any = None) -> Any:
+        """Draw a node's last seasons and its forecast with matplotlib; see ``views.plot``."""
+        from probhard.forecasting.views import plot
 
-        Raises:
-            ParameterError: Before ``fit``, or if a member is an object that has no name.
-        """
+        return plot(self, node, h, level, ax)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the forecaster and its history to a folder of plain files; members that are objects are refused."""
         SavedForecaster.of(self).write(Path(folder))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> HierarchicalForecaster:
-        """Read a folder written by ``save``; never runs code from its files.
-
-        Raises:
-            ParameterError: If a file is missing or damaged, or was written by another version.
-        """
+        """Read a folder written by ``save``; never runs code from its files."""
         saved = SavedForecaster.read(Path(folder))
         forecaster = cls(**saved.arguments())
         forecaster.network_only = isinstance(saved.fit, NetworkForecast)
@@ -301,6 +280,8 @@ class HierarchicalForecaster:
 
     def _within(self, draws: np.ndarray) -> np.ndarray:
         """Project coherent draws (S, H, n) onto the bounds, if there are any and the method projects."""
+        if not self.network_only and self.data.ended.any():  # these series stay at 0
+            return np.asarray(Limits(self.nonnegative, self.upper).apply(draws, self.data).draws)
         if not self.nonnegative and self.upper is None:
             return draws
         layer: DPPL | None = DPPL()

@@ -18,6 +18,7 @@ import narwhals as nw
 import numpy as np
 
 from probhard.constraints import Hierarchy
+from probhard.errors import ParameterError
 from probhard.forecasting.data.stamps import Place
 from probhard.forecasting.data.stored import extra_arrays, with_extras
 from probhard.forecasting.data.table import HierarchicalData, require
@@ -115,7 +116,8 @@ class SavedForecaster:
             },
         }
         (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        np.savez(path / "history.npz", **{"values": data.values, **arrays, **extra_arrays(data)})
+        history: dict[str, Any] = {"values": data.values, **arrays, **extra_arrays(data)}
+        np.savez(path / "history.npz", **history)
 
     @classmethod
     def read(cls, path: Path) -> SavedForecaster:
@@ -140,6 +142,25 @@ class SavedForecaster:
             fit = read_pool(content["pool"], path / "members", data, network)
         method, options, like = content["method"], content["options"], _frame(content["like"], reading)
         return cls(data, fit, content["keys"], method, options, reading, like)
+
+
+def check_same_series(data: HierarchicalData, before: HierarchicalData) -> None:
+    """Raise unless a new history has the nodes, the sums and the frequency of the fitted one.
+
+    Raises:
+        ParameterError: If it has not.
+    """
+    same_sums = data.names == before.names and not (data.hierarchy.summation != before.hierarchy.summation).nnz
+    if same_sums and data.freq == before.freq:
+        return
+    other = sorted(set(data.names) ^ set(before.names))
+    nodes = f"other nodes ({other[0]!r})" if other else "other sums"
+    difference = f"the frequency {data.freq}" if same_sums else nodes
+    raise ParameterError(
+        f"The new history has {difference}; the fitted one had {len(before.names)} nodes, {before.freq}.",
+        "What was fitted belongs to its nodes and steps.",
+        "Pass the same series at the same frequency, or call fit.",
+    )
 
 
 def _frame_record(like: Any, reading: Mapping[str, Any]) -> list[str] | None:
