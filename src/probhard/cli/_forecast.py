@@ -92,6 +92,7 @@ class ForecastRun:
         from probhard.forecasting.forecaster import default_horizon
         from probhard.forecasting.reconciliation.nixtla import probabilities
         from probhard.forecasting.report.backtest import held_out
+        from probhard.forecasting.report.moves import moves_of
         from probhard.forecasting.report.page import Report
 
         options = self.options
@@ -141,6 +142,7 @@ class ForecastRun:
             [warning.sentence for warning in warnings],
             model.explanation_,
             {} if model.network_only else model.weights_,
+            {} if model.network_only else moves_of(model.pool, data, paths, limits.active(data)),
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))

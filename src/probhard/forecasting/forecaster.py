@@ -24,6 +24,7 @@ from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.limits import Limits
 from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
@@ -279,6 +280,8 @@ class HierarchicalForecaster:
 
     def _within(self, draws: np.ndarray) -> np.ndarray:
         """Project coherent draws (S, H, n) onto the bounds, if there are any and the method projects."""
+        if not self.network_only and self.data.ended.any():  # these series stay at 0
+            return np.asarray(Limits(self.nonnegative, self.upper).apply(draws, self.data).draws)
         if not self.nonnegative and self.upper is None:
             return draws
         layer: DPPL | None = DPPL()

@@ -33,25 +33,12 @@ from probhard.forecasting.report.charts import (
     strip,
 )
 from probhard.forecasting.report.formats import count, digest, number, percent, short, signed, words
+from probhard.forecasting.report.moves import Move
 from probhard.forecasting.report.scores import ALL
 
 MOST_NODES = 2000  # nodes with a chart; one takes about 3 kB
 SHOWN_LEVELS = 4  # levels below the top with charts of selected nodes
 LONGEST = 96  # rows of a chart before the forecast
-
-
-@dataclass(frozen=True)
-class Move:
-    """Why a node moved from its base forecast to the coherent one; means over the steps.
-
-    Args:
-        base, reconciled: Its mean before and after the projection.
-        pulls: Nodes that moved it, the strongest first: name and part of the difference.
-    """
-
-    base: float
-    reconciled: float
-    pulls: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True, eq=False)
