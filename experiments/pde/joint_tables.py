@@ -79,7 +79,9 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
 def divided(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
     """Lines of laws that were calibrated with the energy score, and those without, by their plain names."""
     now = [line for line in lines if not line["law"].endswith(EARLIER)]
-    before = [{**line, "law": line["law"].removesuffix(EARLIER)} for line in lines if line["law"].endswith(EARLIER)]
+    before: list[Line] = [
+        {**line, "law": line["law"].removesuffix(EARLIER)} for line in lines if line["law"].endswith(EARLIER)
+    ]
     return now, before
 
 
