@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from probhard.cli._certificate import INFEASIBLE, UNSUPPORTED, Certificate
+from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
 from probhard.cli._forecast_checks import Constraints, certify, summary
 from probhard.cli._forecast_data import is_file, known_note, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
@@ -147,7 +147,7 @@ class ForecastRun:
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
-        status = status or (0 if certificate.feasible else INFEASIBLE) or (UNSUPPORTED if warnings else 0)
+        status = status or (0 if certificate.feasible else INFEASIBLE) or (IMPLAUSIBLE if warnings else 0)
         if status:
             raise typer.Exit(status)
 

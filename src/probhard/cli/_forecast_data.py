@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probhard.cli._certificate import sha256
 from probhard.cli._frames import SUFFIXES, check_numbers, numeric, read
+from probhard.cli._outputs import sha256
 from probhard.cli.forecast import EMBEDDED
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import from_frame

@@ -49,7 +49,7 @@ class HierarchicalForecaster:
     Args:
         keys, S, tags: The hierarchy, as in ``from_frame``.
         freq, season: Pandas alias and season length in steps; inferred from the stamps by default.
-        models: Names in ``members.catalogue``, models of statsforecast, or GluonTS estimators. By default a few cheap
+        models: Names in ``members.catalogue``, models or engines of Nixtla, GluonTS estimators. By default a few cheap
             members; DeepVAR alone if ``method``, ``epochs``, ``changes`` or options of the network are given.
         fast: One member only.
         windows: Past windows that weights, scales and metrics are learned on; by default from the horizon, 0 for none.
