@@ -288,9 +288,7 @@ class HierarchicalForecaster:
         if self.network_only:
             step = as_method(self.method).inference
             layer = None if step.linear_only else step.layer()
-        if layer is None:
-            return draws
-        return layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
+        return draws if layer is None else layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
 
     def _read(self, df: Any, reading: Mapping[str, Any]) -> HierarchicalData:
         if isinstance(df, HierarchicalData):
