@@ -87,7 +87,7 @@ def groups(data: HierarchicalData) -> np.ndarray:
 
 def law_of(base: BaseForecast, scales: Sequence[float] = (1.0, 1.0, 1.0), correlation: bool = True) -> PathLaw:
     """The law of a base forecast, with scaled deviations."""
-    past = base.data.values - base.fitted
+    past = base.data.observed - base.fitted
     factor = np.asarray(scales)[groups(base.data)] * robust_factor(past, base.data.season)
     errors = torch.from_numpy(past) if correlation and len(base.data.names) <= LARGE else None
     return PathLaw.of_errors(torch.from_numpy(base.mean), torch.from_numpy(base.stddev * factor), errors)
