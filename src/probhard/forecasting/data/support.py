@@ -2,9 +2,9 @@
 
     ratio = sum over steps of the mean of the draws / sum over steps of the value one year before,
 
-for every top node, without series that have ended; in histories shorter than a year, the smallest and the largest value
-stand for the year before. A ratio below 1/2 or above 2 is outside what the history supports: usually a fault of the data or
-of a model, sometimes news. It is reported, never corrected.
+for every top node, without series that have ended. In histories shorter than a year, the smallest and the largest
+value stand for the year before. A ratio below 1/2 or above 2 is outside what the history supports: usually a fault of
+the data or of a model, sometimes news. It is reported, never corrected.
 """
 
 from __future__ import annotations
