@@ -17,7 +17,8 @@ from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
 FIELDS, FORECASTS, ROLLING = "joint-fields", "joint-forecasting", "forecasting-rolling"
-TABLES = (*PDE, FIELDS, "forecasting", ROLLING, FORECASTS, "conformal", "first-order", "timing", "speed")
+FORECASTING = ("forecasting", ROLLING, FORECASTS)
+TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "alarms", "optimisation", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _conformal(request))
     elif request.table == "first-order":
         yield from map(_written, _first_order(request))
+    elif request.table == "optimisation":
+        yield from map(_written, _optimisation(request))
+    elif request.table == "alarms":
+        yield from map(_written, _alarms(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -159,6 +164,32 @@ def _first_order(request: Request) -> list[Path]:
     if not request.render:
         first_order.run(path, groups, request.quick)
     return first_order.write(request.folder, _lines(Records(path, first_order.KEYS)))
+
+
+def _optimisation(request: Request) -> list[Path]:
+    """Train networks on the named problems, by default all, compare them with solvers, and write their page."""
+    from experiments.optimisation import tables
+
+    records = Records(request.folder / "optimisation.jsonl", tables.KEYS)
+    if not request.render:
+        from experiments.optimisation import runs
+
+        names = _listed(request.problems)
+        check_choices("problem", names, runs.CASES)
+        runs.run(records, names, request.quick)
+    return tables.write(request.folder, _lines(records))
+
+
+def _alarms(request: Request) -> list[Path]:
+    """Project points near and far on nonlinear constraints, of the named cases, and write their page."""
+    from experiments import alarms
+
+    names = _listed(request.problems)
+    check_choices("problem", names, alarms.NAMES)
+    path = request.folder / "alarms.jsonl"
+    if not request.render:
+        alarms.run(path, names, request.quick)
+    return alarms.write(request.folder, _lines(Records(path, alarms.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:

@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
     from probhard.model import ConstrainedModel
     from probhard.projection.base import Projector, Solution, Stats
-    from probhard.projection.layer import DPPL, FrozenProjection
+    from probhard.projection.frozen import FrozenProjection
+    from probhard.projection.layer import DPPL
     from probhard.projection.projected import Projected
     from probhard.score import (
         BlockMeans,
@@ -182,7 +183,9 @@ __all__ += ["ConstrainedModel"]
 _defined_in("model")
 __all__ += ["Projector", "Solution", "Stats"]
 _defined_in("projection.base")
-__all__ += ["DPPL", "FrozenProjection"]
+__all__ += ["FrozenProjection"]
+_defined_in("projection.frozen")
+__all__ += ["DPPL"]
 _defined_in("projection.layer")
 __all__ += ["Projected"]
 _defined_in("projection.projected")

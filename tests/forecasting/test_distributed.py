@@ -136,9 +136,8 @@ def test_subtrees_agree_with_dense_algebra(metric):
     S, ones = hierarchy.summation.toarray(), np.ones(hierarchy.variables)
     assert result.draws.shape == (0, *base.shape)
     for step in range(STEPS):
-        structural, variance = S.sum(1), base.stddev[step] ** 2
-        named = {"oblique": variance, "orthogonal": ones, "structural": structural}
-        weight = {**named, "middle": (variance * structural) ** 0.5}[metric]
+        spread = base.stddev[step]
+        weight = {"middle": spread, "oblique": spread**2, "orthogonal": ones, "structural": S.sum(1)}[metric]
         root = np.sqrt(weight)[:, None]
         projector = root * ((S / root) @ np.linalg.pinv(S / root)) / root.T
         np.testing.assert_allclose(result.mean[step], projector @ base.mean[step], rtol=1e-9, atol=1e-9)

@@ -8,7 +8,16 @@ import torch
 
 import probhard as ph
 from probhard.errors import ParameterError, ShapeError
-from probhard.forecasting import MetricWeights, PastForecast, PathLaw, learn_metric, project_law, projected_moments
+from probhard.forecasting import (
+    MetricWeights,
+    PastForecast,
+    PathLaw,
+    learn_metric,
+    learn_reconciliation,
+    learn_scale,
+    project_law,
+    projected_moments,
+)
 from probhard.forecasting.reconciliation import learned
 
 methods = pytest.importorskip("hierarchicalforecast.methods")
@@ -98,6 +107,23 @@ def test_few_windows_stay_near_the_prior():
     assert learn_metric([], SUMS) == MetricWeights()
     prior = MetricWeights(0.2, 0.3, 0.1)
     assert learn_metric([window(0, "bottoms")], SUMS, prior, strength=1e9) == prior
+
+
+@pytest.mark.parametrize("wide", [0.5, 2.0])
+def test_deviations_that_were_wrong_get_a_factor(wide):
+    random = np.random.default_rng(0)
+    stddev = np.sqrt(CROSSED.sum(1)) + np.zeros((STEPS, NODES))
+    windows = []
+    for _ in range(30):
+        bottoms = 20 + random.standard_normal((STEPS, 6))
+        law = PathLaw(np.full((STEPS, 6), 20.0) @ CROSSED.T, wide * stddev, rho=0.0)
+        windows.append(PastForecast(law, bottoms @ CROSSED.T))
+    _, scale = learn_reconciliation(windows, SUMS)
+    exact = projected_moments(windows[0].law, MetricWeights(), SUMS)[1].numpy() / np.sqrt(CROSSED.sum(1))
+    assert scale == pytest.approx(1 / np.median(exact), rel=0.2)
+    few = learn_scale(windows[:1], MetricWeights(), SUMS)
+    assert abs(np.log(few)) < abs(np.log(learn_scale(windows, MetricWeights(), SUMS)))
+    assert learn_scale([], MetricWeights(), SUMS) == 1.0
 
 
 def test_missing_targets_are_left_out():

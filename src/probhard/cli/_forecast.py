@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from probhard.cli._certificate import INFEASIBLE, UNSUPPORTED, Certificate
+from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
 from probhard.cli._forecast_checks import Constraints, certify, summary
-from probhard.cli._forecast_data import is_file, read_data, read_limits
+from probhard.cli._forecast_data import is_file, known_note, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
 from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write
@@ -121,6 +121,7 @@ class ForecastRun:
             paths, constraints = np.asarray(result.draws), result.constraints
         warnings = unsupported(data, paths)
         self.notes += [] if model.network_only else model.pool.notes
+        self.notes += known_note(data, ["deepvar"] if model.network_only else list(model.weights_))
         for note in [*self.notes, *(warning.sentence for warning in warnings)]:
             typer.echo(note, err=True)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
@@ -146,7 +147,7 @@ class ForecastRun:
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
-        status = status or (0 if certificate.feasible else INFEASIBLE) or (UNSUPPORTED if warnings else 0)
+        status = status or (0 if certificate.feasible else INFEASIBLE) or (IMPLAUSIBLE if warnings else 0)
         if status:
             raise typer.Exit(status)
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from probhard.cli._certificate import TOLERANCE, Certificate, check_path, conclude, sha256
+from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._forecast_data import TIMES
 from probhard.cli._frames import SUFFIXES, read, write
 from probhard.cli._nodes import CUTOFF, ID, Table
+from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._past import Past
 from probhard.errors import ParameterError
 from probhard.executors import executor
@@ -25,7 +26,7 @@ from probhard.forecasting.reconciliation.distributed import reconcile as distrib
 from probhard.forecasting.reconciliation.explain import explain
 from probhard.forecasting.reconciliation.given import UNKNOWN_DEPENDENCE, Forecasts
 from probhard.forecasting.reconciliation.joint_law import PathLaw
-from probhard.forecasting.reconciliation.learned import PastForecast, learn_metric
+from probhard.forecasting.reconciliation.learned import PastForecast, learn_reconciliation
 from probhard.forecasting.reconciliation.reconcile import CHUNK, MIDDLE, Reconciled, Reconciliation
 from probhard.forecasting.report.evaluation import incoherence
 
@@ -66,6 +67,7 @@ class Request:
         source = self.forecasts
         path = source.with_name(f"{source.stem}-reconciled{source.suffix}") if self.output is None else self.output
         check_path(path, "--output", SUFFIXES, source)
+        old = certificate_of(path)
         spec = None if self.keys is None else Keys.of(self.keys)
         keys = () if spec is None else spec.columns
         summing = None if self.summing is None else read(self.summing, [ID])
@@ -82,10 +84,11 @@ class Request:
             for columns in chosen:
                 columns.add_levels([] if self.level is None else map(_number, self.level.split(",")))
                 base, windows = past.of(table.forecasts(columns), table, columns, summing)
-                base, result, own = self._reconciled(rules, base, windows, table, pool)
+                own, scale = self._learned(rules, base, windows, table)
+                base, result = self._reconciled(own, base.scaled(scale), table, pool)
                 quantiles = result.quantiles(list(columns.quantiles.values())) if columns.quantiles else np.empty(0)
                 certify(certificate, columns.model, table, base, result, quantiles)
-                certificate.setting["models"][columns.model] |= _about(own, base, len(windows))
+                certificate.setting["models"][columns.model] |= _about(own, base, len(windows), scale)
                 results |= {name: values[None] for name, values in zip(columns.quantiles, quantiles)}
                 if columns.mean is not None:
                     as_draws = None if table.draw is None else result.draws
@@ -93,35 +96,46 @@ class Request:
                 if self.draws is not None and result.draws is not None and table.draw is None:
                     drawn[columns.model] = result.draws[: self.draws]
                 explained += self._explained(own, base, result, table, columns.model)
+        old.unlink(missing_ok=True)
         write(path, table.written(results))
-        paths = f"Forecasts: {path}"
+        paths, files = f"Forecasts: {path}", list[Path]()
         if self.draws is not None and not drawn:
             paths += "\nNo draws: the forecasts are draws already, or means alone."
         if drawn:
-            paths += f"\nDraws: {_beside(path, 'draws', table.long(drawn))}"
+            files.append(_beside(path, "draws", table.long(drawn)))
+            paths += f"\nDraws: {files[-1]}"
         if explained:
             frame = require("pandas", "probhard reconcile").concat(explained, ignore_index=True)
-            paths += f"\nWhat moved nodes: {_beside(path, 'explained', frame)}"
-        conclude(certificate, path, f"{summary(certificate)}\n{paths}")
+            files.append(_beside(path, "explained", frame))
+            paths += f"\nWhat moved nodes: {files[-1]}"
+        conclude(certificate, path, f"{summary(certificate)}\n{paths}", files)
 
     @property
     def _frames(self) -> tuple[Path | None, Path | None]:
         return self.history, self.past
 
+    def _learned(
+        self, rules: Reconciliation, base: Forecasts, windows: list[PastForecast], table: Table
+    ) -> tuple[Reconciliation, float]:
+        """Learn the metric and a factor of the deviations on past forecasts, unless a metric was asked for."""
+        if not windows or self.metric is not None:
+            return rules, 1.0
+        prior = MIDDLE[base.error_correlation is not None]
+        weights, scale = learn_reconciliation(windows, table.hierarchy, prior)
+        return replace(rules, metric=weights), scale
+
     def _reconciled(
-        self, rules: Reconciliation, base: Forecasts, windows: list[PastForecast], table: Table, pool: Any
-    ) -> tuple[Forecasts, Reconciled, Reconciliation]:
-        """Reconcile one model; returns its forecasts with their law, the result, and the rules with their metric."""
-        count, known = max(self.draws or 0, DRAWS), base.error_correlation is not None
+        self, rules: Reconciliation, base: Forecasts, table: Table, pool: Any
+    ) -> tuple[Forecasts, Reconciled]:
+        """Reconcile one model; returns its forecasts with their law, and the result."""
+        count = max(self.draws or 0, DRAWS)
         if table.bottoms_only:
-            covariance = self.covariance or ("errors" if known else "independent")
-            base = base.summed(table.hierarchy, count, self.seed, covariance)
-        elif windows and self.metric is None:
-            rules = replace(rules, metric=learn_metric(windows, table.hierarchy, MIDDLE[known]))
+            known = "independent" if base.error_correlation is None else "errors"
+            base = base.summed(table.hierarchy, count, self.seed, self.covariance or known)
         base = rules.dependent(base)
         if pool is None:
-            return base, rules(base, count, self.seed), rules
-        return base, distributed(rules, base, pool, None, count, self.seed), rules
+            return base, rules(base, count, self.seed)
+        return base, distributed(rules, base, pool, None, count, self.seed)
 
     def _explained(
         self, rules: Reconciliation, base: Forecasts, result: Reconciled, table: Table, model: str
@@ -168,6 +182,8 @@ def certify(
     """Add all means and draws of a model to the certificate, and the range of its quantiles."""
     before = base.mean if base.mean is not None or result.before is None else result.before.mean(0)
     pairs = [(np.asarray(before)[None], result.mean[None])]  # (S, H, n) before and after
+    if base.spread is not None:
+        certificate.moved.add(*(torch.from_numpy(np.asarray(x)) for x in (before, result.mean, base.spread)))
     if result.draws is not None and result.before is not None:
         starts = range(0, len(result.draws), max(1, CHUNK // result.mean.size))
         pairs += [(result.before[i : i + starts.step], result.draws[i : i + starts.step]) for i in starts]
@@ -194,11 +210,11 @@ def certify(
     certificate.setting["models"][model] = {"draws": draws, "quantiles_in_closed_form": closed, "incoherence": gaps}
 
 
-def _about(rules: Reconciliation, base: Forecasts, windows: int) -> dict[str, Any]:
+def _about(rules: Reconciliation, base: Forecasts, windows: int, scale: float) -> dict[str, Any]:
     """The metric and the joint law of a model, for the certificate."""
     law = base.covariance or (None if base.certain else "draws")
-    numbers = asdict(rules.weights(base))
-    record = {"metric": rules.chosen(base), "metric_numbers": numbers, "past_windows": windows, "covariance": law}
+    record: dict[str, Any] = {"metric": rules.chosen(base), "metric_numbers": asdict(rules.weights(base))}
+    record |= {"past_windows": windows, "spread_factor": scale, "covariance": law}
     if base.summing and law == "independent":
         record["warning"] = UNKNOWN_DEPENDENCE
     return record
@@ -242,7 +258,9 @@ def summary(certificate: Certificate) -> str:
 def _law(record: dict[str, Any]) -> str:
     """Metric and law of a model in a sentence, with its warning."""
     numbers = ", ".join(f"{name} {value:.3g}" for name, value in record["metric_numbers"].items())
-    learned = f" on {record['past_windows']} past windows" if record["metric"] == "learned" else ""
+    learned = ""
+    if record["metric"] == "learned":
+        learned = f" on {record['past_windows']} past windows, deviations times {record['spread_factor']:.3g}"
     law = "none" if record["covariance"] is None else record["covariance"]
     warning = f"\nWarning: {record['warning']}" if "warning" in record else ""
     return f"metric {record['metric']}{learned} ({numbers}), joint law {law}.{warning}"

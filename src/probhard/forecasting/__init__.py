@@ -28,6 +28,8 @@ from probhard.forecasting.reconciliation import (
     cross_temporal,
     explain,
     learn_metric,
+    learn_reconciliation,
+    learn_scale,
     project_law,
     projected_moments,
 )
@@ -74,6 +76,8 @@ __all__ = [
     "incoherence",
     "last_value",
     "learn_metric",
+    "learn_reconciliation",
+    "learn_scale",
     "load",
     "pit_counts",
     "pooled_crps",

@@ -37,7 +37,6 @@ from probhard.forecasting.models.predictor import DeepVARPredictor
 from probhard.forecasting.reconciliation.columns import probabilities, summary
 from probhard.forecasting.saved import COLUMNS, SavedForecaster, check_same_series
 from probhard.method import Method, as_method
-from probhard.projection.layer import DPPL
 
 __all__ = ["HierarchicalForecaster", "default_horizon", "defaults", "smooth", "summary"]
 
@@ -280,15 +279,16 @@ class HierarchicalForecaster:
 
     def _within(self, draws: np.ndarray) -> np.ndarray:
         """Project coherent draws (S, H, n) onto the bounds, if there are any and the method projects."""
-        if not self.network_only and self.data.ended.any():  # these series stay at 0
-            return np.asarray(Limits(self.nonnegative, self.upper).apply(draws, self.data).draws)
-        if not self.nonnegative and self.upper is None:
+        limits = Limits(self.nonnegative, self.upper)
+        if not limits.active(self.data):
             return draws
-        layer: DPPL | None = DPPL()
-        if self.network_only:
-            step = as_method(self.method).inference
-            layer = None if step.linear_only else step.layer()
-        return draws if layer is None else layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
+        if not self.network_only:  # series that have ended stay at 0
+            return np.asarray(limits.apply(draws, self.data).draws)
+        step = as_method(self.method).inference
+        layer, bounded = step.layer(), self.nonnegative or self.upper is not None
+        if layer is None or step.linear_only or not bounded:
+            return draws
+        return layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
 
     def _read(self, df: Any, reading: Mapping[str, Any]) -> HierarchicalData:
         if isinstance(df, HierarchicalData):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import narwhals as nw
-import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
@@ -27,13 +26,14 @@ from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.stored import network_of, read_pool, write_pool
 from probhard.forecasting.models.predictor import DeepVARPredictor
 from probhard.forecasting.models.storage import constraint_from_record, constraint_record, read_arrays, read_record
+from probhard.io.fields import write_npz
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
 
 FORMAT, FORMAT_VERSION = "probhard-forecaster", 5
 SAVED = ("freq", "season", "horizon", "nonnegative", "upper", "changes", "calibrate", "epochs", "num_samples", "seed")
-LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes")  # of a trained network
+LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes", "regressors")  # of a trained network
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
 
 
@@ -116,8 +116,7 @@ class SavedForecaster:
             },
         }
         (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        history: dict[str, Any] = {"values": data.values, **arrays, **extra_arrays(data)}
-        np.savez(path / "history.npz", **history)
+        write_npz(path / "history.npz", {"values": data.values, **arrays, **extra_arrays(data)})
 
     @classmethod
     def read(cls, path: Path) -> SavedForecaster:

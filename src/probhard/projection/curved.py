@@ -61,7 +61,7 @@ class CurvedProjector(Projector):
         self.has_equalities = True
         self.local = parts.nonlinear is not None or not all(part.convex for part in parts.curved)
         self.function = JointFunction(parts, self.weight.new_empty(0))
-        self.search = FaceSearch(self.function, options.hessian or bool(parts.curved))
+        self.search = FaceSearch(self.function, options.hessian or bool(parts.curved), options.restarts)
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         function, n = self.function, self.parts.variables

@@ -16,6 +16,7 @@
 | the same under dense weights, or with rows per batch element   | ``CoupledProjector``     | active sets, dense    |
 | cones with rows, bounds and balls                              | ``ConeProjector``        | eigenvalues, ALM      |
 | curved functions with anything polyhedral                      | ``CurvedProjector``      | SQP over active sets  |
+| polyhedral sets but for rows or bounds alone, ``iterations=K`` | ``IteratedProjector``    | ADMM, faces           |
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ from probhard.projection.curved import CurvedProjector
 from probhard.projection.diagnosis import check_capacity, check_sides
 from probhard.projection.diminishing import DiminishingProjector
 from probhard.projection.factored import FactoredProjector
+from probhard.projection.iterated import IteratedProjector, iterated
 from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
+from probhard.projection.mean_field import MeanField
 from probhard.projection.nonlinear import NonlinearProjector
 from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
@@ -98,6 +101,17 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     """
     plan = _plan(constraint, z)
     broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
+    if options.iterations is not None and iterated(plan.parts):
+        return IteratedProjector(plan.parts, weight, options)
+    projector = _chosen(plan, weight, options)
+    rule = MeanField(plan.parts, weight, options.oblique)
+    if rule.served:
+        projector.mean_field = rule
+    return projector
+
+
+def _chosen(plan: Plan, weight: Covariance, options: Options) -> Projector:
+    """The direct method of shared dense rows or of factored weights, else the projector by the table."""
     direct = reduced(plan.parts, weight, options)
     if direct is None and _factored(plan.parts, weight):
         assert isinstance(weight, Factored)

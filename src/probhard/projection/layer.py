@@ -9,14 +9,15 @@ without sampling. Every draw is projected and therefore feasible. The moments ar
 |------------------|----------------------------------------------------------------------|-------------------------|
 | ``delta``        | from the tangent at the mean                                         | equalities              |
 | ``second-order`` | from the tangent and the curvature at the mean                       | never                   |
-| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds                  |
+| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds alone, many rows |
+| ``mean-field``   | of every row in the mean field of the others                         | linear rows and bounds  |
 | ``monte-carlo``  | of fixed antithetic draws                                            | other inequalities      |
 | ``keep``         | projected mean, unchanged covariance; draws are not feasible         | never                   |
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +31,14 @@ from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
-from probhard.projection.policy import Policy
+from probhard.projection.eager import breaks_graph, outside
+from probhard.projection.frozen import FrozenProjection
+from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
 
-COVARIANCES = ("auto", "delta", "second-order", "censored", "monte-carlo", "keep")
+COVARIANCES = ("auto", "delta", "second-order", "censored", "mean-field", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
-FAILURES = ("raise", "flag", "resample")
 
 
 class DPPL(nn.Module):
@@ -44,16 +46,23 @@ class DPPL(nn.Module):
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
+        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"mean-field"``, ``"monte-carlo"`` or
+            ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
-        on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
+        on_failure: For points whose projection fails: ``"retry"``, ``"raise"``, ``"flag"`` or ``"resample"``; see
+            ``projection.policy``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
         solver: ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in every step of a
             nonlinear projection, which the default (None) only does for slow points.
         draws: Number of fixed draws of ``"monte-carlo"``.
+        iterations: Number of branch-free iterations for polyhedral sets, to compile and export; None for exact
+            methods. Results are approximate: ``.feasible`` and ``stats`` say how far.
+
+    Attributes:
+        failures: Counts of ``"retry"``: draws that were redrawn, means that were masked, share of recent failures.
 
     Raises:
-        ParameterError: A choice is unknown, or there are fewer than two draws.
+        ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
     """
 
     def __init__(
@@ -61,10 +70,11 @@ class DPPL(nn.Module):
         metric: str | Metric = "oblique",
         covariance: str = "auto",
         curvature: str = "gauss-newton",
-        on_failure: str = "raise",
+        on_failure: str = "retry",
         validate_args: bool = True,
         solver: str | None = None,
         draws: int = 100,
+        iterations: int | None = None,
     ) -> None:
         super().__init__()
         check_choice("covariance", covariance, COVARIANCES)
@@ -76,9 +86,17 @@ class DPPL(nn.Module):
             raise ParameterError(
                 f"DPPL got draws={draws}.", "Moments come from pairs of fixed draws.", "Pass at least 2; 100 is usual."
             )
+        if iterations is not None and iterations < 1:
+            raise ParameterError(
+                f"DPPL got iterations={iterations}.",
+                "They are the steps towards the nearest point.",
+                "Pass 50 or more, or None for the exact layer.",
+            )
         self.metric = as_metric(metric)
+        self.iterations = iterations
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
+        self.failures = Failures()
 
     def extra_repr(self) -> str:
         """The options that ``repr`` shows."""
@@ -90,8 +108,8 @@ class DPPL(nn.Module):
         Args:
             dist: A ``LocationScale``, a torch distribution or a ``Projected``, over (*batch, n).
             constraint: What to project on.
-            metric_from: Distribution whose covariance the oblique metric uses; ``dist`` itself for None. A calibrated
-                law keeps the metric of the uncalibrated one, and with it the projected mean.
+            metric_from: Distribution whose covariance the metric uses, if it uses one; ``dist`` itself for None. A
+                calibrated law keeps the metric of the uncalibrated one, and with it the projected mean.
 
         Returns:
             The projected law; with ``covariance="keep"`` a ``LocationScale``, whose draws are not feasible.
@@ -99,18 +117,21 @@ class DPPL(nn.Module):
         Raises:
             ParameterError: Values are invalid, or no method handles the constraint.
             ShapeError: Distribution and constraint do not fit.
-            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``.
+            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``; with
+                ``"retry"``, that of too many means.
         """
+        if self.iterations is None and breaks_graph(constraint):
+            return cast(Projected, outside(self.forward, dist, constraint, metric_from))
         base = _full_precision(as_location_scale(dist, validate_args=False))
         if self.validate_args:
             base.validate()
         with no_autocast(base.loc):
-            own = metric_from is None or not self.metric.oblique
+            own = metric_from is None or self.metric.fixed
             cov = base.cov if own else as_location_scale(metric_from, validate_args=False).cov.to(base.loc.dtype)
             projector = self._projector(base.loc, cov, constraint, self.metric.oblique and own)
-            kind = self._kind(projector, constraint)
-            if kind == "censored":
-                return Projected(base, constraint, self._policy, projector, censored=True)
+            kind = self._kind(projector, constraint, base)
+            if kind in ("censored", "mean-field"):
+                return Projected(base, constraint, self._policy, projector, closed=kind)
             if kind == "second-order":
                 return second_order(base, constraint, self._policy, projector)
             if kind in ("keep", "monte-carlo"):
@@ -119,16 +140,22 @@ class DPPL(nn.Module):
                 mean, scale, tangent = solution.value, None, solution.tangent
             else:
                 solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
-        if solution is not None:
-            self._policy.check(solution.stats, projector, base.loc)
+        failed = None if solution is None else self._policy.check(solution.stats, projector, base.loc)
         if kind == "keep":
-            return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
+            return LocationScale(blanked(mean, failed), base.cov, base.family, validate_args=False)
+        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution, failed=failed)
 
-    def _kind(self, projector: Projector, constraint: Constraint) -> str:
+    def _kind(self, projector: Projector, constraint: Constraint, base: LocationScale) -> str:
         """How the moments are computed."""
+        rule = projector.mean_field
         if self.covariance == "auto":
-            return projector.moments_from
+            return "mean-field" if rule is not None and rule.cheap and rule.fits(base) else projector.moments_from
+        if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
+            raise ParameterError(
+                f"covariance='mean-field' got the constraint {constraint!r} and a {base.family.name} law.",
+                "It needs linear rows or bounds that interact, shared by the batch, and one family of finite variance.",
+                "Use covariance='auto', which takes another rule here.",
+            )
         if self.covariance == "censored" and projector.moments_from != "censored":
             raise ParameterError(
                 f"covariance='censored' got the constraint {constraint!r}.",
@@ -149,6 +176,8 @@ class DPPL(nn.Module):
         Raises:
             ShapeError, ParameterError, InfeasibleError, ConvergenceError: As for distributions.
         """
+        if self.iterations is None and breaks_graph(constraint):
+            return cast(Solution, outside(self.project, z, constraint, dist, start))
         z = _at_least_single(z)
         if self.validate_args and checking():
             check_finite("The point", z)
@@ -167,6 +196,8 @@ class DPPL(nn.Module):
             ShapeError: There is no sample dimension, or a single sample under a metric that needs variances.
             ParameterError, InfeasibleError, ConvergenceError: As for distributions.
         """
+        if self.iterations is None and breaks_graph(constraint):
+            return cast(Solution, outside(self.project_samples, samples, constraint))
         if samples.dim() < 2 or (samples.shape[0] < 2 and not self.metric.fixed):
             raise ShapeError(
                 f"The samples have shape {tuple(samples.shape)}.",
@@ -180,8 +211,12 @@ class DPPL(nn.Module):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
             return self._policy.solved(self._projector(samples, cov, constraint), samples)
 
-    def freeze(self, constraint: Constraint) -> FrozenProjection:
+    def freeze(self, constraint: Constraint, dtype: torch.dtype | None = None) -> FrozenProjection:
         """Projection on shared linear rows as one matrix product, for export.
+
+        Args:
+            constraint: A ``LinearEquality``.
+            dtype: Of the matrix and of the points; torch's default dtype if None, as for the layers of a model.
 
         Raises:
             ParameterError: The metric is not fixed, or the constraint is not a LinearEquality.
@@ -192,11 +227,11 @@ class DPPL(nn.Module):
                 "Only a fixed metric and linear rows have one matrix for all inputs.",
                 "Use metric='orthogonal' or a DiagonalMetric, LowRankMetric or DenseMetric.",
             )
-        like = torch.zeros(constraint.variables, dtype=constraint.b.dtype, device=constraint.b.device)
+        like = torch.zeros(constraint.variables, dtype=torch.float64, device=constraint.b.device)
         with torch.no_grad():
             solution = self._projector(like, None, constraint).solve(like)
             matrix = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
-        return FrozenProjection(matrix.contiguous(), solution.value)
+        return FrozenProjection(matrix.contiguous(), solution.value).to(dtype or torch.get_default_dtype())
 
     def _projector(
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
@@ -212,37 +247,16 @@ class DPPL(nn.Module):
             dense=self.solver == "dense",
             hessian=self.solver == "newton",
             validate=self.validate_args,
+            iterations=self.iterations,
+            restarts=RESTARTS.get(self.on_failure, FEWER_RESTARTS),
         )
         return projector_of(constraint, z, weight, options)
 
     @property
     def _policy(self) -> Policy:
-        return Policy(self.on_failure, self.validate_args, self.draws)
-
-
-class FrozenProjection(nn.Module):
-    """``u = P z + c``, one matrix product, for ONNX and other exports.
-
-    Args:
-        matrix: P, (n, n).
-        offset: c, (*batch, n).
-    """
-
-    matrix: Tensor
-    offset: Tensor
-
-    def __init__(self, matrix: Tensor, offset: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("matrix", matrix)
-        self.register_buffer("offset", offset)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Project points z (*batch, n)."""
-        return z @ self.matrix.mT + self.offset
-
-    def variance(self, variance: Tensor) -> Tensor:
-        """Projected marginal variances from those of independent variables, both (*batch, n)."""
-        return variance @ self.matrix.square().mT
+        return Policy(
+            self.on_failure, self.validate_args, self.draws, self.failures, approximate=self.iterations is not None
+        )
 
 
 def _check_cov(z: Tensor, cov: Covariance) -> None:

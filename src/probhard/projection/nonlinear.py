@@ -22,9 +22,9 @@ from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
-from probhard.rows.system import LinearSystem
+from probhard.rows.redundant import RedundantRows
 from probhard.solvers import sqp
-from probhard.solvers.linearised import Linearised
+from probhard.solvers.linearised import Linearised, revealed
 from probhard.solvers.sqp_steps import Iterates
 from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
@@ -88,7 +88,10 @@ class NonlinearProjector(Projector):
         guess = None if start is None else start.detach().to(torch.float64).expand(point.shape)
         if guess is not None and self.first is not None and self.linear is not None:
             guess = self.first.project(guess, self.linear.b).detach()
-        iterates = sqp.solve(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
+        options = self.options
+        iterates = sqp.solve(
+            self.curved, point.detach(), _detached(self.weight), guess, options.hessian, options.restarts
+        )
         value = self.attached(point, iterates)
         converged, residual = iterates.converged, iterates.residual
         if self.linear is not None:
@@ -117,7 +120,7 @@ class NonlinearProjector(Projector):
         if not self.exact:
             with torch.no_grad():
                 rows = self.curved.jacobian_rows(iterates.u)
-            tangent = tangent_of(LinearSystem.of_structure(rows), self.weight)
+            tangent = revealed(rows, self.weight)
             moved = tangent.project(z, rows.apply(iterates.u) - self.curved.residual(iterates.u))
             return iterates.u + moved - moved.detach()
         pulled = _pulled(self.curved, iterates)
@@ -149,7 +152,7 @@ class NonlinearTangent(Differential):
         """The Gauss-Newton tangent ``I - W J^T (J W J^T)^-1 J``; its gradients reach the point through J."""
         if self._rows is None:
             rows = self.projector.curved.jacobian_rows(self.value)
-            self._rows = tangent_of(LinearSystem.of_structure(rows), self.projector.weight)
+            self._rows = revealed(rows, self.projector.weight)
         return self._rows
 
     def apply(self, x: Tensor) -> Tensor:
@@ -218,7 +221,8 @@ class NonlinearTangent(Differential):
         weight = self.projector.weight.dense()
         matrix = rows.core.dense()
         upper = torch.cat([torch.eye(n).to(bent) + weight @ bent, weight @ matrix.mT], -1)
-        corner = matrix.new_zeros(*matrix.shape[:-1], matrix.shape[-2])
+        corner = -rows.core.filling if isinstance(rows.core, RedundantRows) else matrix.new_zeros(matrix.shape[-2], 1)
+        corner = corner.expand(*matrix.shape[:-1], matrix.shape[-2])
         lower = torch.cat([matrix, corner], -1).expand(*upper.shape[:-2], -1, -1)
         right = torch.eye(n + matrix.shape[-2], n).to(bent).expand(*upper.shape[:-2], -1, -1)
         self._matrix = torch.linalg.solve(torch.cat([upper, lower], -2), right)[..., :n, :]

@@ -10,6 +10,8 @@ from probhard.forecasting.reconciliation.learned import (
     MetricWeights,
     PastForecast,
     learn_metric,
+    learn_reconciliation,
+    learn_scale,
     project_law,
     projected_moments,
 )
@@ -31,6 +33,8 @@ __all__ = [
     "cross_temporal",
     "explain",
     "learn_metric",
+    "learn_reconciliation",
+    "learn_scale",
     "project_law",
     "projected_moments",
 ]

@@ -194,6 +194,19 @@ class Forecasts:
         left, right = (np.take_along_axis(values, segment + i, 0) for i in (0, 1))
         return left + (noise - scores[segment]) / (scores[segment + 1] - scores[segment]) * (right - left)
 
+    def scaled(self, factor: float) -> Forecasts:
+        """Multiply all deviations from the mean (of quantiles: from the median) by a factor."""
+        stddev = None if self.stddev is None else factor * self.stddev
+        draws = None if self.draws is None else self.draws.mean(0) + factor * (self.draws - self.draws.mean(0))
+        quantiles = self.quantiles
+        if quantiles is not None:
+            scores, values = quantiles
+            at = int(np.clip(np.searchsorted(scores, 0.0) - 1, 0, len(scores) - 2))
+            share = -scores[at] / (scores[at + 1] - scores[at])
+            median = (1 - share) * values[at] + share * values[at + 1]
+            quantiles = scores, median + factor * (values - median)
+        return replace(self, stddev=stddev, draws=draws, quantiles=quantiles)
+
     @cached_property
     def error_correlation(self) -> LowRank | None:
         """The shrunk correlation of the errors, (n,); None if there are too few."""

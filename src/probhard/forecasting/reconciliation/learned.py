@@ -24,10 +24,12 @@ with the CRPS of the projected marginals in closed form: few windows leave the m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache
+from math import exp, log
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from probhard.constraints import Hierarchy
@@ -39,9 +41,10 @@ from probhard.laws.covariance import Identity
 from probhard.score import crps
 from probhard.tangent.linear import Tangent, tangent_of
 
-STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
+STRENGTH = 0.3  # of the pull to the prior, chosen on windows before those of the published tables
 STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
+LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1
 CHUNK = 10_000_000  # numbers of a factor over some steps, to bound the memory
 LEARNED_NUMBERS = 8_000_000  # the same for learning, which looks at fewer steps if they are more
 
@@ -195,6 +198,46 @@ def learn_metric(
     return MetricWeights(*_search(score, corners, (0, 1, 2) if correlated else (0, 2)))
 
 
+def learn_reconciliation(
+    windows: Sequence[PastForecast], hierarchy: Hierarchy, prior: MetricWeights | None = None
+) -> tuple[MetricWeights, float]:
+    """Learn the metric and a factor of the deviations: the factor under the prior, the metric, the factor again.
+
+    Args:
+        windows: Past forecasts.
+        hierarchy: The sums.
+        prior: The metric that few windows are drawn to.
+    """
+    start = learn_scale(windows, MetricWeights() if prior is None else prior, hierarchy)
+    scaled = [replace(window, law=replace(window.law, stddev=start * window.law.stddev)) for window in windows]
+    weights = learn_metric(scaled, hierarchy, prior)
+    return weights, learn_scale(windows, weights, hierarchy)
+
+
+def learn_scale(windows: Sequence[PastForecast], weights: MetricWeights, hierarchy: Hierarchy) -> float:
+    """Choose a factor c of all deviations by the CRPS of past forecasts, drawn to 1 as windows get few.
+
+    Args:
+        windows: Past forecasts; none returns 1.
+        weights: The metric.
+        hierarchy: The sums.
+
+    Returns:
+        ``c^(K / (K + 2))`` for K windows, with c between 1/4 and 4.
+    """
+    seen = [_thinned(window) for window in windows if bool((~window.target.isnan()).any())]
+    if not seen:
+        return 1.0
+    moments = [projected_moments(window.law, weights, hierarchy) for window in seen]
+
+    def loss(log_scale: float) -> float:
+        scale = exp(log_scale)
+        return sum(_score(mean, scale * stddev, window.target) for (mean, stddev), window in zip(moments, seen))
+
+    best = minimize_scalar(loss, bounds=(-LARGEST_SCALE, LARGEST_SCALE), method="bounded").x
+    return float(exp(best * len(seen) / (len(seen) + PRIOR_WINDOWS)))
+
+
 def _search(score: Callable[[tuple[float, ...]], float], starts: Sequence[Point], free: Sequence[int]) -> Point:
     """Minimise over the cube [0, 1]^3 from the best start, one coordinate at a time with shrinking steps."""
     best = min(starts, key=score)
@@ -217,13 +260,14 @@ def _moved(point: Point, axis: int, step: float) -> Point:
 
 def _loss(windows: Sequence[PastForecast], weights: MetricWeights, hierarchy: Hierarchy) -> float:
     """The summed CRPS of the projected marginals over windows, where something was observed."""
-    total = 0.0
-    for window in windows:
-        mean, stddev = projected_moments(window.law, weights, hierarchy)
-        observed = ~window.target.isnan()
-        law = LocationScale(mean, Diagonal.from_stddev(stddev), validate_args=False)
-        total += float(crps(law, torch.where(observed, window.target, mean))[observed].sum())
-    return total
+    return sum(_score(*projected_moments(window.law, weights, hierarchy), window.target) for window in windows)
+
+
+def _score(mean: Tensor, stddev: Tensor, target: Tensor) -> float:
+    """The summed CRPS of normal marginals, where something was observed."""
+    observed = ~target.isnan()
+    law = LocationScale(mean, Diagonal.from_stddev(stddev), validate_args=False)
+    return float(crps(law, torch.where(observed, target, mean))[observed].sum())
 
 
 def _thinned(window: PastForecast) -> PastForecast:

@@ -9,7 +9,7 @@ A feasible u adds up and obeys the bounds and fixed values. The weight ``W = Q^-
 
 | metric     | weight W                                                                                   |
 |------------|--------------------------------------------------------------------------------------------|
-| middle     | half-way between orthogonal, structural and oblique, the default where spreads are known    |
+| middle     | half-way between orthogonal and oblique, the default where spreads are known                |
 | oblique    | the covariance of the errors, scaled to the spreads; without errors the spreads squared     |
 | orthogonal | I, as MinT's ols                                                                           |
 | structural | diag(|S| 1), as MinT's wls_struct, the default for means alone                              |
@@ -42,7 +42,7 @@ from probhard.projection.layer import DPPL
 __all__ = ["CHUNK", "METRICS", "Reconciled", "Reconciliation", "everywhere"]
 
 METRICS = ("middle", "oblique", "orthogonal", "structural")
-MIDDLE = {True: MetricWeights(0.5, 0.5, 0.0), False: MetricWeights(0.5, 0.0, 0.5)}  # with and without past errors
+MIDDLE = {True: MetricWeights(0.5, 0.5), False: MetricWeights(0.5, 0.0)}  # with and without past errors
 CHUNK = 2_000_000  # numbers per projection, to bound the memory
 
 

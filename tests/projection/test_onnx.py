@@ -1,0 +1,58 @@
+"""Frozen projections in onnxruntime, with a dynamic batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import probhard as ph
+from registry import CONSTRAINTS
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+BATCH = ({0: torch.export.Dim("batch")},)
+
+
+@pytest.fixture
+def plain_dtype() -> torch.dtype:
+    """Networks have torch's usual dtype here."""
+    return torch.float32
+
+
+def session(module: nn.Module, z: torch.Tensor, path) -> ort.InferenceSession:
+    """The module in onnxruntime, exported from points z with a dynamic batch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about versions to come
+        torch.onnx.export(module.eval(), (z,), path, dynamo=True, dynamic_shapes=BATCH, verbose=False)
+    return ort.InferenceSession(path)
+
+
+def run(session: ort.InferenceSession, z: torch.Tensor) -> list[np.ndarray]:
+    return session.run(None, {session.get_inputs()[0].name: z.numpy()})
+
+
+@pytest.mark.parametrize("name", ["tree", "conservation", "dense"])
+def test_frozen_rows_follow_a_network(name, tmp_path):
+    constraint = CONSTRAINTS[name]()
+    frozen = ph.DPPL("orthogonal").freeze(constraint)
+    assert {buffer.dtype for buffer in frozen.buffers()} == {torch.float32}
+    model = nn.Sequential(nn.Linear(3, constraint.variables), frozen)
+    program = session(model, torch.randn(2, 3), tmp_path / "model.onnx")
+    for batch in (1, 7):
+        x = torch.randn(batch, 3)
+        (actual,) = run(program, x)
+        np.testing.assert_allclose(actual, model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+        assert constraint.relative_violation(torch.from_numpy(actual).double()).max() < 1e-5
+
+
+def test_freeze_takes_a_dtype(tmp_path):
+    frozen = ph.DPPL("orthogonal").freeze(CONSTRAINTS["tree"](), dtype=torch.float64)
+    z = torch.randn(4, frozen.matrix.shape[-1], dtype=torch.float64)
+    (actual,) = run(session(frozen, z, tmp_path / "model.onnx"), z)
+    np.testing.assert_allclose(actual, frozen(z).numpy(), atol=1e-12)
+    with pytest.raises(ph.ParameterError, match="dtype"):
+        frozen(z.float())
