@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.alarm_cases import cases, flat_start, power_flow
+from experiments.records import Records
 
 from experiments import alarms
 from probhard.cli import main
@@ -25,6 +26,12 @@ def test_cases_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "## A training step" not in page
     assert (folder / "alarms.png").stat().st_size > 5_000
     assert "Written" in capsys.readouterr().out
+
+
+def test_the_committed_page_is_what_its_lines_give() -> None:
+    results = Path(__file__).parents[2] / "results"
+    lines = Records(results / "alarms.jsonl", alarms.KEYS).read()
+    assert alarms.render(lines) == (results / "alarms.md").read_text()
 
 
 def test_unknown_cases_are_rejected(tmp_path: Path) -> None:
