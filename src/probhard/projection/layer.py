@@ -151,7 +151,9 @@ class DPPL(nn.Module):
         """How the moments are computed."""
         rule = projector.mean_field
         if self.covariance == "auto":
-            return "mean-field" if rule is not None and rule.cheap and rule.fits(base) else projector.moments_from
+            # not in a traced graph, where its steps would be unrolled
+            suits = rule is not None and checking() and rule.cheap and rule.fits(base)
+            return "mean-field" if suits else projector.moments_from
         if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
             raise ParameterError(
                 f"covariance='mean-field' got the constraint {constraint!r} and a {base.family.name} law.",
