@@ -16,8 +16,10 @@ from experiments.records import Records
 from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
-FIELDS, FORECASTS = "joint-fields", "joint-forecasting"
-TABLES = (*PDE, FIELDS, "forecasting", FORECASTS, "conformal", "first-order", "timing", "speed")
+FIELDS, FORECASTS, ROLLING = "joint-fields", "joint-forecasting", "forecasting-rolling"
+RECONCILIATION = "reconciliation"
+FORECASTING = ("forecasting", ROLLING, RECONCILIATION, FORECASTS)
+TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "alarms", "optimisation", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _conformal(request))
     elif request.table == "first-order":
         yield from map(_written, _first_order(request))
+    elif request.table == "optimisation":
+        yield from map(_written, _optimisation(request))
+    elif request.table == "alarms":
+        yield from map(_written, _alarms(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -90,6 +96,14 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.forecasting import joint_tables as joint_forecasts
 
         yield from map(_written, joint_forecasts.write(request.folder, lines))
+    elif request.table == ROLLING:
+        from experiments.forecasting import rolling_tables
+
+        yield from map(_written, rolling_tables.write(request.folder, lines))
+    elif request.table == RECONCILIATION:
+        from experiments.forecasting import reconciliation_tables
+
+        yield from map(_written, reconciliation_tables.write(request.folder, lines))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -112,6 +126,14 @@ def _grid(request: Request) -> Grid:
         from experiments.forecasting import joint_runs
 
         return joint_runs.grid(path, seeds or [0], problems, methods, request.quick)
+    if request.table == ROLLING:
+        from experiments.forecasting import rolling_runs
+
+        return rolling_runs.grid(path, problems)
+    if request.table == RECONCILIATION:
+        from experiments.forecasting import reconciliation
+
+        return reconciliation.grid(path, problems)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)
@@ -151,6 +173,32 @@ def _first_order(request: Request) -> list[Path]:
     if not request.render:
         first_order.run(path, groups, request.quick)
     return first_order.write(request.folder, _lines(Records(path, first_order.KEYS)))
+
+
+def _optimisation(request: Request) -> list[Path]:
+    """Train networks on the named problems, by default all, compare them with solvers, and write their page."""
+    from experiments.optimisation import tables
+
+    records = Records(request.folder / "optimisation.jsonl", tables.KEYS)
+    if not request.render:
+        from experiments.optimisation import runs
+
+        names = _listed(request.problems)
+        check_choices("problem", names, runs.CASES)
+        runs.run(records, names, request.quick)
+    return tables.write(request.folder, _lines(records))
+
+
+def _alarms(request: Request) -> list[Path]:
+    """Project points near and far on nonlinear constraints, of the named cases, and write their page."""
+    from experiments import alarms
+
+    names = _listed(request.problems)
+    check_choices("problem", names, alarms.NAMES)
+    path = request.folder / "alarms.jsonl"
+    if not request.render:
+        alarms.run(path, names, request.quick)
+    return alarms.write(request.folder, _lines(Records(path, alarms.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:

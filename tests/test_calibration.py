@@ -114,6 +114,22 @@ def test_one_number_of_a_diagonal_law_is_the_best_on_a_grid(method: str) -> None
     assert grid[int(np.argmin(losses))] == pytest.approx(found.own, rel=0.01)
 
 
+def test_the_energy_score_sees_the_size_of_whole_errors() -> None:
+    """Where one variable has most of the error, the factor is that of the best energy score on a grid."""
+    scale = torch.full((N,), 1.0, dtype=DOUBLE)
+    generator, x = torch.Generator().manual_seed(1), torch.zeros(400, N, dtype=DOUBLE)
+    y = 0.3 * torch.randn(400, N, dtype=DOUBLE, generator=generator)
+    y[:, 0] *= 20
+    before = ph.ConstrainedModel(Fixed(ph.Diagonal(scale)), ph.Box(-1e9, 1e9), METHODS["base"])
+    factors = torch.logspace(-0.5, 1.0, 61, dtype=DOUBLE)
+    draws = torch.randn(60, 400, N, dtype=DOUBLE, generator=generator)
+    losses = [float(ph.energy_score(factor * draws, y, estimator="fair").mean()) for factor in factors]
+    best = factors[int(np.argmin(losses))].item()
+    found = [calibrate(before, (x, y), energy=weight).calibration.own for weight in (0.0, 1e6)]
+    assert found[1] == pytest.approx(best, rel=0.1)
+    assert found[0] < 0.5 * best
+
+
 def test_groups_get_numbers_of_their_own() -> None:
     truth = torch.tensor([3.0, 0.5, 2.0], dtype=DOUBLE)
     labels = torch.tensor([0, 1, 1, 2, 2, 2, 2])

@@ -14,7 +14,7 @@ import probhard as ph
 import registry
 from probhard._calibration import norm
 from probhard._calibration.norm import deviation_norm
-from probhard._calibration.promise import Promise
+from probhard._calibration.promise import CoverageReport, Promise
 from probhard.calibration import Calibration, ConformalModel, conformal
 from probhard.errors import ParameterError, ShapeError
 
@@ -205,6 +205,27 @@ def test_the_rank_is_the_textbook_one(count: int, level: float, rank: int) -> No
     assert promise.rank == rank
     assert promise.threshold == (rank if rank <= count else math.inf)
     assert promise.coverage == min(1.0, rank / (count + 1))
+
+
+def test_several_elements_form_one_unit() -> None:
+    model = ph.ConstrainedModel(Fixed(COVS["low rank"]), ROWS)
+    x, y = units(ROWS, 60)
+    single, found = (conformal(model, (x, y), 0.8, FAMILY, elements=count) for count in (1, 3))
+    scores = single.region((x,)).score(y).unflatten(0, (20, 3)).amax(-1)
+    assert found.promise.units == 20
+    assert found.promise.threshold == scores.sort().values[math.ceil(21 * 0.8) - 1]
+    report = found.report((x, y))
+    assert report.units == 20
+    assert report.measured == pytest.approx(float((scores <= found.promise.threshold).double().mean()))
+    parts = [found.report((x[at], y[at])) for at in (slice(0, 9), slice(9, 60))]
+    joined = CoverageReport.joined(parts)
+    assert (joined.units, joined.measured) == (20, pytest.approx(report.measured))
+    assert joined.size == pytest.approx(report.size)
+    assert Promise.from_record(found.promise.record()) == found.promise
+    older = {name: value for name, value in single.promise.record().items() if name != "elements"}
+    assert Promise.from_record(older) == single.promise
+    with pytest.raises(ParameterError, match="whole units"):
+        conformal(model, (x, y), 0.8, elements=7)
 
 
 def test_too_few_units_leave_the_sets_unbounded() -> None:

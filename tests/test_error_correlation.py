@@ -8,6 +8,7 @@ from torch import nn
 
 import probhard as ph
 from probhard.laws.calibration import Calibration
+from probhard.laws.field_correlation import resized
 from probhard.rows.maps import SparseMap
 
 SHAPE = (6, 10)
@@ -103,3 +104,44 @@ def test_errors_say_what_is_wrong():
     law = ph.LocationScale(torch.zeros(4), ph.Diagonal(torch.ones(4)))
     with pytest.raises(ph.ShapeError, match="The correlation is of"):
         Calibration(correlation=truth("zero")).apply(law)
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (6, 25), (4, 7)])
+def test_another_grid_has_the_same_waves(shape):
+    """Against sums of cosines at the cells of the other grid."""
+    old = truth("reflecting")
+    new = resized(old, shape)
+    waves = [torch.arange(min(m, grid), dtype=torch.float64) for m, grid in zip(shape, SHAPE)]
+    power = old.power.unflatten(0, SHAPE)[: len(waves[0]), : len(waves[1])]
+    tables = []
+    for m, k in zip(shape, waves):
+        x = (torch.arange(m, dtype=torch.float64) + 0.5) / m
+        tables.append(torch.cos(torch.pi * x[:, None] * k) * torch.where(k > 0, 2.0, 1.0).sqrt())
+    fields = torch.einsum("ai,bj->abij", *tables).flatten(2).flatten(0, 1)  # (cells, waves)
+    shared = fields @ torch.diag(power.flatten()) @ fields.T
+    level = shared.diagonal().sqrt()
+    expected = 0.9 * shared / level / level[:, None] + 0.1 * torch.eye(len(level), dtype=torch.float64)
+    torch.testing.assert_close(new.dense(), expected)
+
+
+def test_a_periodic_grid_keeps_signed_waves():
+    old = truth("periodic")
+    fine = resized(old, (12, 20)).power.unflatten(0, (12, 20))
+    coarse = old.power.unflatten(0, SHAPE)
+    assert torch.equal(fine[-2:, -4:], coarse[-2:, -4:])
+    assert torch.equal(fine[:3, :5], coarse[:3, :5])
+    assert fine[4:9].abs().max() == 0
+    torch.testing.assert_close(resized(resized(old, (13, 21)), (13, 21)).dense(), resized(old, (13, 21)).dense())
+
+
+def test_numbers_of_octaves_follow_to_another_grid():
+    calibration = Calibration(1.5, by_octave=(1.0, 2.0, 3.0, 4.0, 5.0), correlation=truth("reflecting"))
+    same, fine = calibration.on_grid(SHAPE), calibration.on_grid((6, 100))
+    assert same is calibration
+    assert fine.by_octave == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 5.0)
+    assert calibration.on_grid((3, 3)).by_octave == (1.0, 2.0, 3.0)
+    zeros = torch.zeros(600, dtype=torch.float64)
+    fine.apply(ph.LocationScale(zeros, ph.Diagonal(zeros + 1)))
+    low_rank = ph.LowRank(torch.zeros(N, 1, dtype=torch.float64), torch.ones(N, dtype=torch.float64))
+    assert Calibration(correlation=low_rank).on_grid(SHAPE) is None
+    assert Calibration(2.0, 2.0).on_grid(SHAPE) == Calibration(2.0, 2.0)

@@ -236,6 +236,14 @@ def test_the_constraint_waits_for_the_warm_up():
     assert columns[0][2:] != columns[1][2:4]
 
 
+def test_functionals_are_scored_during_the_warm_up():
+    schedule, family = Schedule(2, batch_size=10, lr=1e-2, halvings=0, warm_up=2), ph.BlockMeans((N,), (2,))
+    scored = {name: ph.METHODS[name].replace(functionals=family, functional_weight=2.0) for name in ph.METHODS}
+    runs = [trained(model(m), schedule) for m in (scored["probhard-ob"], scored["base"], "base")]
+    warmed, free, plain = ([row["train"] for row in done.history] for _, done in runs)
+    assert warmed == free != plain
+
+
 def test_the_penalty_pulls_the_mean_to_the_constraint():
     violations = {}
     for penalty in (0.0, 1.0):

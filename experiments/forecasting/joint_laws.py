@@ -19,6 +19,7 @@ from torch import Tensor
 
 from probhard import DPPL, Diagonal, Hierarchy, LocationScale, LowRank, shrunk_correlation
 from probhard.forecasting.models.classical import BaseForecast
+from probhard.forecasting.reconciliation.joint_law import step_root
 
 GROUPS = ("top", "middle", "bottom")
 METRICS = ("orthogonal", "variances", "covariance")  # weights W of the projection: I, diag(s^2), diag(s) C diag(s)
@@ -117,15 +118,6 @@ def weighted(terms: Tensor, numbers: Tensor, masks: Tensor) -> Tensor:
     """Deviations ``c s w`` (S, H, n) from their terms (terms, S, H, n), numbers (3 or 4,) and groups (3, n)."""
     by_term = torch.cat([torch.ones(1, dtype=numbers.dtype), numbers[3:]])
     return torch.einsum("t,tshn->shn", by_term, terms) * (numbers[:3] @ masks.double())
-
-
-def step_root(steps: int, rho: float) -> Tensor:
-    """A root of the step correlation ``rho^|h-k|``, (H, H) lower triangular; with rho = 1 all steps are equal."""
-    root = torch.zeros(steps, steps, dtype=torch.float64)
-    for h in range(steps):
-        for k in range(h + 1):
-            root[h, k] = rho ** (h - k) * (1.0 if k == 0 else (1 - rho**2) ** 0.5)
-    return root
 
 
 def step_correlation(steps: int, rho: float) -> Tensor:

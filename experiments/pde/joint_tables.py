@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments import templates
-from experiments.pde.joint import CHOICE, OTHER
 from experiments.pde.joint_figures import COLOURS, picture
 from experiments.templates import Figure, MissingFigureError
 
@@ -24,6 +23,7 @@ DIAGONAL, ERRORS, JOINT = "diagonal", "errors", "joint"
 FIXED = ("total", "integral")  # scales that the constraint fixes, or all but
 LOW, HIGH = 0.85, 0.95  # coverage that is asked for
 WORSE, DEARER = 1.02, 1.25  # largest ratios of CRPS and of the training step
+EARLIER = ", functionals only"  # ends the names of laws that were calibrated without the energy score
 REBUTTAL = {  # problem: MSE and energy score with a diagonal Q, and with one of rank 100
     "heat": ("5.15e-7", ".0063", "4.6e-6", ".0180"),
     "pme": ("5.35e-5", ".156", "1e-4", ".212"),
@@ -46,7 +46,8 @@ def write(folder: Path, lines: Sequence[Line], quick: bool = False) -> list[Path
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "joint-fields.md"
     page.write_text(render(lines, quick))
-    return [page, picture(folder / PICTURE, lines)]
+    now, before = divided(lines)
+    return [page, picture(folder / PICTURE, now or before)]
 
 
 def render(lines: Sequence[Line], quick: bool = False) -> str:
@@ -56,24 +57,53 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         lines: Result lines.
         quick: Whether they are those of a quick run, of which no findings are told.
     """
-    laws = [law for law in COLOURS if any(line["law"] == law for line in lines)]
-    problems = list(dict.fromkeys(line["problem"] for line in lines))
-    both = [p for p in problems if _pairs(lines, p, JOINT) or _pairs(lines, p, ERRORS)]
+    now, before = divided(lines)
+    laws, problems = _laws(now), _problems(now)
     values = {
         "count": len(lines),
-        "hours": f"{sum(line['seconds'] for line in lines) / 3600:.1f}",
+        "hours": f"{sum(line['seconds'] for line in lines if line['law'].split(',')[0] != ERRORS) / 3600:.1f}",
         "command": "probhard bench joint-fields --quick" if quick else "probhard bench joint-fields",
-        "seeds": ", ".join(f"{problem}: {_seeds(lines, problem)}" for problem in problems),
+        "seeds": "; ".join(f"{problem}: {_seeds(now, problem)}" for problem in problems) or "none",
         "picture": f"![Coverage by scale, and a draw of each law]({PICTURE})",
-        "goals": Figure(lambda _: _goals(lines, [] if quick else both)),
-        "coverage": _coverage(lines, problems, laws),
-        "scores": _scores(lines, problems, laws),
-        "crps": _by_scale(lines, problems, laws),
-        "rebuttal": _rebuttal(lines, laws),
-        "choice": Figure(lambda _: _choice(lines)),
+        "goals": Figure(lambda _: _goals(now, [] if quick else _compared(now))),
+        "coverage": _coverage(now, problems, laws) if now else "",
+        "scores": _scores(now, problems, laws) if now else "",
+        "crps": _by_scale(now, problems, laws) if now else "",
+        "rebuttal": _rebuttal(now, before),
         "steps": Figure(lambda _: _steps(lines)),
+        "earlier": Figure(lambda _: _earlier(before)),
     }
     return templates.fill(PAGE, values)
+
+
+def divided(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
+    """Lines of laws that were calibrated with the energy score, and those without, by their plain names."""
+    now = [line for line in lines if not line["law"].endswith(EARLIER)]
+    earlier = [line for line in lines if line["law"].endswith(EARLIER)]
+    before: list[Line] = [{**line, "law": line["law"].removesuffix(EARLIER)} for line in earlier]
+    return now, before
+
+
+def _laws(lines: Sequence[Line]) -> list[str]:
+    return [law for law in COLOURS if any(line["law"] == law for line in lines)]
+
+
+def _problems(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line["problem"] for line in lines))
+
+
+def _compared(lines: Sequence[Line]) -> list[str]:
+    """Problems with a joint law beside the diagonal one."""
+    return [p for p in _problems(lines) if _pairs(lines, p, JOINT) or _pairs(lines, p, ERRORS)]
+
+
+def _earlier(lines: Sequence[Line]) -> str:
+    """Goals, coverage and scores of the laws that were calibrated without the energy score."""
+    if not lines:
+        raise MissingFigureError("earlier")
+    laws, problems = _laws(lines), _problems(lines)
+    tables = [_coverage(lines, problems, laws, raw=False), _scores(lines, problems, laws)]
+    return "\n\n".join([_goals(lines, _compared(lines)), *tables])
 
 
 def _of(lines: Sequence[Line], problem: str, law: str) -> list[Line]:
@@ -172,15 +202,15 @@ def _ratio(lines: Sequence[Line], problem: str, name: str, law: str) -> float:
     return sum(joint[name] for _, joint in pairs) / sum(diagonal[name] for diagonal, _ in pairs)
 
 
-def _coverage(lines: Sequence[Line], problems: Sequence[str], laws: Sequence[str]) -> str:
-    """Coverage in % by scale, calibrated and raw."""
+def _coverage(lines: Sequence[Line], problems: Sequence[str], laws: Sequence[str], raw: bool = True) -> str:
+    """Coverage in % by scale, calibrated and, if wanted, raw."""
     scales = _scales(lines)
     rows = []
     for problem in problems:
         for law in laws:
             of_law = _of(lines, problem, law)
             if of_law:
-                for kind, path in (("calibrated", ()), ("raw", ("raw",))):
+                for kind, path in (("calibrated", ()), ("raw", ("raw",)))[: 1 + raw]:
                     cells = [_share(_mean(of_law, *path, "covered_90", index)) for index in range(len(scales))]
                     rows.append([problem, law, kind, *cells])
     return templates.table(["problem", "law", "", *scales], rows)
@@ -217,12 +247,12 @@ def _by_scale(lines: Sequence[Line], problems: Sequence[str], laws: Sequence[str
     return templates.table(["problem", "law", *scales], rows)
 
 
-def _rebuttal(lines: Sequence[Line], laws: Sequence[str]) -> str:
-    """MSE and energy score beside those of the paper's rebuttal."""
+def _rebuttal(now: Sequence[Line], before: Sequence[Line]) -> str:
+    """MSE and energy score beside those of the paper's rebuttal; of each law the later calibration."""
     rows = []
     for problem, (mse, energy, mse_100, energy_100) in REBUTTAL.items():
-        for law in laws:
-            of_law = _of(lines, problem, law)
+        for law in COLOURS:
+            of_law = _of(now, problem, law) or _of(before, problem, law)
             theirs = (mse, energy) if law == DIAGONAL else (mse_100, energy_100)
             if of_law:
                 rows.append([problem, law, _number(_mean(of_law, "mse")), _number(_mean(of_law, "energy")), *theirs])
@@ -234,21 +264,11 @@ def _step_ratios(lines: Sequence[Line]) -> dict[str, float]:
     return {line["problem"]: line["step_seconds"] / line["diagonal_step_seconds"] for line in timed}
 
 
-def _choice(lines: Sequence[Line]) -> str:
-    """Energy scores on the validation fields on which the weight of functionals was chosen."""
-    tried = {line["law"]: line for line in lines if (line["problem"], line["seed"]) == CHOICE and OTHER in line["law"]}
-    others = _of(lines, CHOICE[0], JOINT)
-    at = [line["validation_energy"] for line in others if line["seed"] == CHOICE[1]]
-    if not tried or not at:
-        raise MissingFigureError("choice")
-    return f"{at[0]:.3g} with 0.3 and {tried[OTHER]['validation_energy']:.3g} with 0.1"
-
-
 def _steps(lines: Sequence[Line]) -> str:
     """Seconds of a training step."""
     rows = [
-        [line["problem"], line["law"], f"{line['step_seconds']:.3f}", f"{line['diagonal_step_seconds']:.3f}",
-         f"{line['step_seconds'] / line['diagonal_step_seconds']:.2f}"]
+        [line["problem"], line["law"].removesuffix(EARLIER), f"{line['step_seconds']:.3f}",
+         f"{line['diagonal_step_seconds']:.3f}", f"{line['step_seconds'] / line['diagonal_step_seconds']:.2f}"]
         for line in lines if "step_seconds" in line
     ]  # fmt: skip
     if not rows:

@@ -20,7 +20,7 @@ from torch import Tensor
 from probhard._calibration.data import batches_of, evaluating, in_double, observed, terms_of
 from probhard._calibration.losses import flagging, total_score, unit_scores
 from probhard._calibration.promise import CoverageReport, Promise
-from probhard._calibration.search import best_factor, best_numbers, draws_factor
+from probhard._calibration.search import RIDGE, WAVES, best_factor, best_numbers, draws_factor
 from probhard._calibration.sets import ConformalSet, Deviations
 from probhard._score.functionals import Directions, Functionals
 from probhard._score.joined import functionals_from_record
@@ -61,6 +61,7 @@ def calibrate(
     functional_weight: float | None = None,
     octaves: bool = False,
     correlation: Factored | None = None,
+    energy: float = 0.0,
 ) -> ConstrainedModel:
     """Fit a few numbers that correct the spread of a model's laws before they are projected.
 
@@ -78,6 +79,7 @@ def calibrate(
         functional_weight: Their weight; by default that of the method.
         octaves: Fit one number for each octave of wave numbers of a spectral covariance, instead of one for all.
         correlation: Correlation of past errors, such as ``error_correlation`` returns. It replaces that of the laws.
+        energy: Weight of the energy score, which sees the size of whole errors; 0 for none.
 
     Returns:
         A model with the same weights; ``calibration`` holds the numbers.
@@ -109,11 +111,11 @@ def calibrate(
         for term in terms:
             law = calibrated(correlated(term.law, correlation), numbers(x))
             predicted = step.applied(layer, law, term.constraint, metric_from=term.law)
-            total = total + total_score(unit_scores(predicted, term.target, term.mask, family, weight))
+            total = total + total_score(unit_scores(predicted, term.target, term.mask, family, weight, energy))
         return total
 
     others = int(labels.max()) if len(labels) else 0
-    found = numbers(best_numbers(loss, 1 + scales, others))
+    found = numbers(best_numbers(loss, 1 + scales, others, ridge=WAVES if waves else RIDGE))
     if not len(labels):
         by_octave = found.by_octave.tolist()
         return model.calibrated(
@@ -167,12 +169,14 @@ def conformal(
     level: float = 0.9,
     functionals: Any = None,
     exchangeable: bool = True,
+    elements: int = 1,
 ) -> ConformalModel:
     """Sets that hold the target of a new unit with a guaranteed probability.
 
-    Every batch element is a unit. Without functionals, a set is an ellipsoid in the tangent space of the equalities.
-    With functionals, it is a band: one threshold for the largest deviation of all of them, in units of their standard
-    deviations. Sets are intersected with the constraint, which loses nothing if targets obey it.
+    Every batch element is a unit, unless several form one: their targets then lie in their sets at once. Without
+    functionals, a set is an ellipsoid in the tangent space of the equalities. With functionals, it is a band: one
+    threshold for the largest deviation of all of them, in units of their standard deviations. Sets are intersected with
+    the constraint, which loses nothing if targets obey it.
 
     Args:
         model: A trained model, calibrated or not.
@@ -180,12 +184,13 @@ def conformal(
         level: Wanted coverage, in (0, 1). The promise is ``k / (n + 1)`` with ``k = ceil((n + 1) level)``.
         functionals: A matrix (k, n) or a family such as ``BlockMeans``; None for joint sets.
         exchangeable: False for rolling origins and other units in order: there is no guarantee then.
+        elements: Consecutive batch elements that form one unit, such as the time slices of a sample.
 
     Returns:
         The model with its threshold; ``region(batch)`` gives the sets.
 
     Raises:
-        ParameterError: The level is not in (0, 1), there are no units, or targets are missing.
+        ParameterError: The level is not in (0, 1), there are no units or only parts of one, or targets are missing.
         ShapeError: Functionals or targets do not fit the law.
     """
     if not 0 < level < 1:
@@ -204,7 +209,7 @@ def conformal(
             "Pass a batch with targets that neither training nor calibrate used.",
         )
     record = None if family is None else family.record()
-    return ConformalModel(model, Promise.of(torch.cat(scores).cpu(), level, exchangeable, record), family)
+    return ConformalModel(model, Promise.of(torch.cat(scores).cpu(), level, exchangeable, record, elements), family)
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +278,9 @@ def deviations(
     kinds = parts_of(constraint, n)
     tangent, oblique = None, False
     if forecast.feasible and layer is not None and kinds.linear is not None:
-        equal = DPPL(layer.metric, "delta", validate_args=layer.validate_args)(law, kinds.linear, metric_from=dist)
+        equal = DPPL(layer.metric, "delta", on_failure="raise", validate_args=layer.validate_args)(
+            law, kinds.linear, metric_from=dist
+        )
         tangent = cast(Tangent, cast(Projected, equal).tangent)
         same = model.calibration is None or model.calibration.proportional
         oblique = layer.metric.oblique and same and kinds.linear.system.held is None

@@ -86,7 +86,8 @@ def gap(points: np.ndarray) -> float:
 
 @pytest.mark.parametrize("metric", ["oblique", "orthogonal", "structural"])
 def test_intervals_against_dense_algebra(run: Run, metric: str) -> None:
-    status, out, certificate = run(long(normal()), "--keys", "state,region", "--metric", metric, "--level", "95,50")
+    options = ("--keys", "state,region", "--metric", metric, "--covariance", "independent", "--level", "95,50")
+    status, out, certificate = run(long(normal()), *options)
     assert status == 0
     columns = ["state", "region", "ds", "ETS", *(f"ETS-{side}-{p}" for p in (80, 95, 50) for side in ("lo", "hi"))]
     assert list(out.columns) == columns
@@ -176,7 +177,7 @@ def test_sample_paths_and_parquet(run: Run, monkeypatch: pytest.MonkeyPatch, pol
         pytest.importorskip("pyarrow")
     paths = MEAN + SPREAD * RANDOM.normal(size=(30, 3, 7)) @ RANDOM.normal(size=(7, 7))
     frame = pd.concat([long({"net": path}).assign(sample=i) for i, path in enumerate(paths)])
-    options = ("--keys", "state,region", "--level", "80")
+    options = ("--keys", "state,region", "--level", "80", "--metric", "oblique")
     status, out, certificate = run(frame, *options, suffix=".parquet")
     assert status == 0
     assert list(out.columns) == [*frame.columns, "net-lo-80", "net-hi-80"]
@@ -212,7 +213,7 @@ def test_a_summing_matrix(run: Run, tmp_path: Path) -> None:
     matrix.to_csv(tmp_path / "S.csv", index=False)
     frame = long(normal())
     named = frame.assign(unique_id=[names[NODES.index(pair)] for pair in zip(frame["state"], frame["region"])])
-    status, out, certificate = run(named, "--summing", str(tmp_path / "S.csv"))
+    status, out, certificate = run(named, "--summing", str(tmp_path / "S.csv"), "--metric", "oblique")
     assert status == 0
     expected = [affine(MEAN[step], SPREAD[step] ** 2)[0] for step in range(3)]
     np.testing.assert_allclose(cube(out, "ETS")[0], expected, rtol=1e-11)
@@ -236,6 +237,18 @@ def test_crossed_keys(run: Run) -> None:
     design = np.array([[all(k in ("", c) for k, c in zip(node, cell)) for cell in cells] for node in grid], float)
     best = design @ np.linalg.lstsq(design, values, rcond=None)[0]
     np.testing.assert_allclose(table.ravel(), best, rtol=1e-12)
+
+
+def test_bottom_rows_of_crossed_keys_get_all_levels(run: Run) -> None:
+    cells = [(a, b) for a in ("x", "y") for b in ("u", "v", "w")]
+    frame = pd.DataFrame(cells, columns=["k1", "k2"]).assign(ds=7, M=np.arange(6.0))
+    status, out, certificate = run(frame, "--keys", "k1 * k2")
+    assert status == 0
+    assert certificate["nodes"] == 6 + 2 + 3 + 1
+    sums = {(row.k1, row.k2): row.M for row in out.fillna("").itertuples()}
+    assert sums["", ""] == 15
+    assert (sums["x", ""], sums["", "v"]) == (3, 1 + 4)
+    assert run(frame, "--keys", "k1,k2")[2]["nodes"] == 6 + 2 + 1
 
 
 def test_what_cannot_be_reached_is_flagged(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def test_figures_of_a_run_are_those_of_its_predictions(trained: Folder) -> None:
     status, out, certificate = trained.predict(some(arrays, test, "solutions"), "--draws", "400")
     assert status == 0
     truth = arrays["solutions"][test]
-    assert metrics["samples"] == {"training": 8, "validation": 4, "test": 4}
+    assert metrics["samples"] == {"training": 8, "validation": 4, "calibration": 0, "test": 4}
     assert metrics["constrained"]["mse"] == pytest.approx(np.mean((out["mean"] - truth) ** 2), rel=1e-9)
     score = scoringrules.crps_ensemble(truth, np.moveaxis(out["draws"], 0, -1), estimator="fair").mean()
     assert metrics["constrained"]["crps"] == pytest.approx(score, rel=0.1)

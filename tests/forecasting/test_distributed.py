@@ -105,8 +105,21 @@ def assert_same(actual, expected, tolerance: float = 1e-12) -> None:
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("law", ["normal", "draws", "quantiles"])
 def test_subtrees_give_the_whole(tree, metric, law):
-    rules, base = Reconciliation(TREES[tree], metric), forecasts(TREES[tree], law)
+    covariance = "independent" if law == "normal" else None
+    rules, base = Reconciliation(TREES[tree], metric, covariance=covariance), forecasts(TREES[tree], law)
     assert_same(reconcile(rules, base, Here(), "subtree", 15, seed=1), rules(base, 15, seed=1))
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_correlated_laws_are_split_by_step(errors):
+    hierarchy = TREES["even"]
+    base = forecasts(hierarchy, "normal")
+    if errors:
+        base = replace(base, errors=np.random.default_rng(0).normal(size=(30, hierarchy.variables)))
+    rules = Reconciliation(hierarchy)
+    assert_same(reconcile(rules, base, Here(), None, 15, seed=1), rules(base, 15, seed=1))
+    with pytest.raises(ph.ParameterError, match="correlated normal laws"):
+        reconcile(rules, base, Here(), "subtree", 15)
 
 
 def test_means_alone_give_the_whole():
@@ -118,11 +131,13 @@ def test_means_alone_give_the_whole():
 def test_subtrees_agree_with_dense_algebra(metric):
     hierarchy = TREES["grown"]
     base = forecasts(hierarchy, "normal")
-    result = reconcile(Reconciliation(hierarchy, metric), base, Here(), "subtree", samples=0)
+    rules = Reconciliation(hierarchy, metric, covariance="independent")
+    result = reconcile(rules, base, Here(), "subtree", samples=0)
     S, ones = hierarchy.summation.toarray(), np.ones(hierarchy.variables)
     assert result.draws.shape == (0, *base.shape)
     for step in range(STEPS):
-        weight = {"oblique": base.stddev[step] ** 2, "orthogonal": ones, "structural": S.sum(1)}[metric]
+        spread = base.stddev[step]
+        weight = {"middle": spread, "oblique": spread**2, "orthogonal": ones, "structural": S.sum(1)}[metric]
         root = np.sqrt(weight)[:, None]
         projector = root * ((S / root) @ np.linalg.pinv(S / root)) / root.T
         np.testing.assert_allclose(result.mean[step], projector @ base.mean[step], rtol=1e-9, atol=1e-9)

@@ -56,7 +56,7 @@ def test_crossed_keys_and_a_first_key_that_is_the_total():
     assert flat.names[:2] == ("Total", "Total/Nx")
 
 
-def test_gaps_are_masked_zero_or_refused():
+def test_gaps_are_mended_zero_or_refused():
     frame = long_frame()
     late = (frame["region"] == "z") & (frame["ds"] < "2020-04-01")
     hole = (frame["state"] == "N") & (frame["region"] == "y") & (frame["ds"] == "2020-06-01")
@@ -65,11 +65,12 @@ def test_gaps_are_masked_zero_or_refused():
     data = from_frame(short, KEYS)
     at = {name: i for i, name in enumerate(data.names)}
     assert np.flatnonzero(np.isnan(data.values[:, at["Total/Q/z"]])).tolist() == [0, 1, 2]
-    assert np.flatnonzero(np.isnan(data.values[:, at["Total/N"]])).tolist() == [5, 7]
-    assert np.flatnonzero(np.isnan(data.values[:, at["Total"]])).tolist() == [0, 1, 2, 5, 7]
+    assert not np.isnan(np.delete(data.values, at["Total/Q/z"], 1)).any()
+    assert np.flatnonzero(np.isnan(data.observed[:, at["Total/N/y"]])).tolist() == [5]
+    assert np.flatnonzero(np.isnan(data.observed[:, at["Total/N/x"]])).tolist() == [7]
     zero = from_frame(pl.from_pandas(short), KEYS, on_gap="zero")
-    assert zero.values[5, at["Total/N/y"]] == 0
-    assert np.isnan(zero.values[7, at["Total/N/x"]])  # a row with NaN
+    assert zero.values[5, at["Total/N/y"]] == zero.observed[5, at["Total/N/y"]] == 0
+    assert np.isnan(zero.observed[7, at["Total/N/x"]])  # a row with NaN
     with pytest.raises(ParameterError, match=r"'Total/Q/z' has no value at 2020-01"):
         from_frame(short, KEYS, on_gap="refuse")
     everywhere = short[short["ds"] != "2020-03-01"]  # a stamp without rows
@@ -162,7 +163,8 @@ def test_frequencies_are_found_also_with_gaps(stamps, freq, season):
         assert data.freq == freq
         assert data.season == season
         assert len(data.index) >= len(kept)
-        assert (~np.isnan(data.values[:, 0])).sum() == len(kept)
+        silent = np.isnan(data.observed[:, 0]) | (data.values[:, 0] == 0)  # filled, or 0 on days that are closed
+        assert (~silent).sum() == len(kept)
 
 
 def test_stamps_in_other_forms_give_the_same_table():

@@ -62,9 +62,10 @@ def gap(points: np.ndarray) -> float:
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize(("metric", "mint"), [("orthogonal", "ols"), ("structural", "wls_struct")])
 def test_mint_is_the_projection_without_bounds(metric: str, mint: str, library: str) -> None:
-    reconcilers = [ProjectionReconciler(metric), methods.MinTrace(mint)]
+    reconcilers = [ProjectionReconciler(metric, covariance="independent"), methods.MinTrace(mint)]
     result = run(reconcilers, MEAN, SPREAD, library, level=[80, 95], num_samples=7, diagnostics=True)
-    ours, theirs = f"M/ProjectionReconciler_metric-{metric}", f"M/MinTrace_method-{mint}"
+    ours = f"M/ProjectionReconciler_metric-{metric}_covariance-independent"
+    theirs = f"M/MinTrace_method-{mint}"
     for end in ("", "-lo-80", "-hi-80", "-lo-95", "-hi-95"):
         np.testing.assert_allclose(column(result, ours + end), column(result, theirs + end), rtol=1e-9)
     draws = np.stack([column(result, f"{ours}-sample-{i}") for i in range(7)])
@@ -75,9 +76,9 @@ def test_mint_is_the_projection_without_bounds(metric: str, mint: str, library: 
 
 
 def test_oblique_against_dense_algebra() -> None:
-    result = run([ProjectionReconciler()], MEAN, SPREAD, level=[90])
+    result = run([ProjectionReconciler("oblique", covariance="independent")], MEAN, SPREAD, level=[90])
     rows = np.hstack([np.eye(DATA.hierarchy.aggregates), -S[: DATA.hierarchy.aggregates]])
-    name = "M/ProjectionReconciler_metric-oblique"
+    name = "M/ProjectionReconciler_metric-oblique_covariance-independent"
     for step in range(HORIZON):
         cov = np.diag(SPREAD[step] ** 2)
         matrix = np.eye(len(S)) - cov @ rows.T @ np.linalg.solve(rows @ cov @ rows.T, rows)
@@ -85,6 +86,32 @@ def test_oblique_against_dense_algebra() -> None:
         half = scipy.stats.norm.ppf(0.95) * np.sqrt(np.diag(matrix @ cov @ matrix.T))
         for end, value in (("", expected), ("-lo-90", expected - half), ("-hi-90", expected + half)):
             np.testing.assert_allclose(column(result, name + end)[step], value, rtol=1e-9)
+
+
+def test_fitted_values_give_the_law_and_the_metric() -> None:
+    """``Y_df`` with fitted values: oblique is then MinT's mint_shrink, scaled to the forecast deviations."""
+    bottoms = RANDOM.normal(size=(60, S.shape[1])) + RANDOM.normal(size=(60, 1))
+    errors = bottoms @ S.T + RANDOM.normal(size=(60, len(S)))
+    insample = {"y_insample": errors.T, "y_hat_insample": np.zeros_like(errors.T)}
+    stddev = np.broadcast_to(errors.std(0), MEAN.shape)
+    ours = ProjectionReconciler("oblique")(S, MEAN.T, stddev.T, level=[80], **insample)
+    theirs = methods.MinTrace("mint_shrink")(S=S, y_hat=MEAN.T, **insample)["mean"]
+    np.testing.assert_allclose(ours["mean"], theirs, rtol=1e-7)
+    width = {name: _width(ProjectionReconciler(**options), stddev, insample) for name, options in LAWS.items()}
+    assert width["errors"] == width["default"] > 1.2 * width["independent"]
+
+
+LAWS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "errors": {"covariance": "errors"},
+    "independent": {"covariance": "independent"},
+}
+
+
+def _width(reconciler: ProjectionReconciler, stddev: np.ndarray, insample: dict[str, np.ndarray]) -> float:
+    """Width of the total's interval at the first step."""
+    ends = reconciler(S, MEAN.T, stddev.T, level=[80], **insample)["quantiles"][0, 0]
+    return float(ends[1] - ends[0])
 
 
 def test_nonnegative_in_every_sample_where_mint_is_not() -> None:
@@ -116,7 +143,7 @@ def test_caps_and_fixed_nodes() -> None:
     )
     result = run([reconciler], mean, spread, level=[80], num_samples=50)
     prefix = next(name for name in result.columns if name.endswith("-sample-0")).removesuffix("-sample-0")
-    assert prefix.startswith(f"M/ProjectionReconciler_metric-oblique_nonnegative-True_upper-{bottom}:1.5,")
+    assert prefix.startswith(f"M/ProjectionReconciler_nonnegative-True_upper-{bottom}:1.5,")
     draws = np.stack([column(result, f"{prefix}-sample-{i}") for i in range(50)])
     assert gap(draws) < 1e-14
     assert draws.min() == 0.0
@@ -153,7 +180,7 @@ def test_samples_follow_the_seeds() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ph.ParameterError, match="got no standard deviations"):
-        run([ProjectionReconciler()], MEAN, SPREAD)
+        run([ProjectionReconciler("oblique")], MEAN, SPREAD)
     with pytest.raises(ph.ParameterError, match="no node or level 'nowhere'"):
         ProjectionReconciler("orthogonal", fixed={"nowhere": 1.0})(S, MEAN.T)
     with pytest.raises(ph.ParameterError, match="metric='mint_shrink' is not known"):

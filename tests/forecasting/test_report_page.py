@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ import pytest
 from forecasting.helpers import TWO_GROUPS
 from probhard.errors import MissingExtraError
 from probhard.forecasting import HierarchicalData
-from probhard.forecasting.report import backtest, charts, formats
+from probhard.forecasting.report import charts, formats, rivals
 from probhard.forecasting.report import page as page_module
-from probhard.forecasting.report.backtest import Backtest
+from probhard.forecasting.report.backtest import Backtest, backtest, held_out
+from probhard.forecasting.report.moves import Move
 from probhard.forecasting.report.page import Report
 
 EVIL = ["<script>window.hacked = 1</script>", '"><img src=x onerror="window.hacked = 2">', "{{ 7 * 7 }}", "</template>"]
@@ -32,19 +34,18 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Report:
     def missing(*args: object) -> None:
         raise MissingExtraError("statsforecast", "forecast", "A classical forecast")
 
-    monkeypatch.setattr(backtest, "base_forecast", missing)
+    monkeypatch.setattr(rivals, "base_forecast", missing)
     random = np.random.default_rng(0)
     bottom = 100 + 10 * np.arange(4) + random.normal(size=(40, 4)).cumsum(0)
     bottom[20, 0] = np.nan
     tags = {"total": NAMES[:1], "<b>level</b>": NAMES[1:3], "bottom": NAMES[3:]}
     index = pd.period_range("2020-01", periods=40, freq="M")
     data = HierarchicalData.from_matrix(bottom, TWO_GROUPS, index, NAMES, tags, season=12, name="<i>shop</i>")
-    train, test = backtest.held_out(data, 5)
 
-    def draws(start: np.ndarray) -> np.ndarray:
-        return (start + random.normal(size=(80, 5, 4)).cumsum(1)) @ TWO_GROUPS.T
+    def draws(known: HierarchicalData) -> np.ndarray:
+        return (known.bottom[-1] + random.normal(size=(80, 5, 4)).cumsum(1)) @ TWO_GROUPS.T
 
-    tested = backtest.backtest("probhard-or", draws(bottom[-6]), train, test, [0.8, 0.95])
+    tested = backtest("probhard-or", draws, held_out(data, 5), [0.8, 0.95])
     certificate = {
         "feasible": True,
         "checked": 405,
@@ -59,7 +60,13 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Report:
     }
     settings = {"nonnegative": True, "seed": 0, "lags_seq": [1, 12], "note": "<u>x</u>", "upper": None}
     notes = list(tested.left_out.values())
-    return Report(data, "probhard-or", [80.0, 95.0], draws(bottom[-1]), tested, certificate, settings, notes)
+    extras = {
+        "warnings": ["<u>warned</u>"],
+        "learned": ["<u>learned</u>"],
+        "weights": {"ets": 0.7, "<u>net</u>": 0.3},
+        "moves": {0: Move(100.0, 103.5, [(EVIL[0], 4.0), ("plain", -0.5)])},
+    }
+    return Report(data, "probhard-or", [80.0, 95.0], draws(data), tested, certificate, settings, notes, **extras)
 
 
 class Parts(HTMLParser):
@@ -101,7 +108,7 @@ def test_tables_have_headers_and_charts_have_words(report: Report) -> None:
     parts = Parts(report.html())
     assert all(attributes.get("scope") in ("row", "col") for tag, attributes in parts.tags if tag == "th")
     charts = [attributes for tag, attributes in parts.tags if tag == "svg"]
-    assert len(charts) == len(report.picked) + len(NAMES) + 1
+    assert len(charts) == len(report.picked) + len(NAMES) + 1 + len(report.data.levels)  # one PIT a level, and of all
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
 
 
@@ -116,7 +123,8 @@ def test_chart_shows_the_numbers(report: Report) -> None:
     np.testing.assert_allclose(start + slope * total[known], observed[:, 1], atol=0.06)
     assert slope < 0  # larger values are higher
     tested, forecast = chart["fans"]
-    for fan, draws, before in ((tested, report.tested.draws, total[-6]), (forecast, report.draws, total[-1])):
+    assert [fan["css_class"] for fan in report.chart(0, 3)["fans"]] == ["backtest"] * 3 + ["forecast"]
+    for fan, draws, before in ((tested, report.tested.draws[-1], total[-6]), (forecast, report.draws, total[-1])):
         mean = np.append(before, draws[..., 0].mean(0))
         np.testing.assert_allclose(points(fan["mean"])[:, 1], start + slope * mean, atol=0.15)
         wide, narrow = (points(band)[:, 1] for band in fan["bands"])
@@ -133,7 +141,8 @@ def test_nodes_that_matter(report: Report) -> None:
     nodes = [node for node, _, _ in report.picked]
     assert nodes[0] == 0
     assert 6 in nodes  # the largest bottom node
-    gain = report.tested.nodes["seasonal naive"] - report.tested.nodes["probhard-or"]
+    scores = report.tested.scores
+    gain = scores["seasonal naive"].nodes - scores["probhard-or"].nodes
     improved = [node for node, _, why in report.picked if why == "most improved"]
     assert all(gain[node] > 0 for node in improved)
     best = [int(level[np.argmax(gain[level])]) for level in report.data.levels.values()]
@@ -171,11 +180,46 @@ def test_many_nodes_are_cut_to_the_largest(report: Report, monkeypatch: pytest.M
     assert "The 4 smallest nodes" in page
 
 
+def test_warnings_come_first_then_a_rival_that_is_better(report: Report) -> None:
+    page = report.html()
+    text = Parts(page).texts
+    joined = " ".join(text)
+    order = [page.index(part) for part in ("&lt;u&gt;warned", 'class="banner', "Selected nodes", "learned&lt;")]
+    assert order[1] < order[0] < order[2] < order[3]
+    assert report.tested.verdict in joined
+    assert "Base forecast 100.0 a step, coherent 103.5 (+3.500)" in joined
+    assert "ets" in joined
+    assert "70 %" in joined
+
+
+@pytest.mark.parametrize(("ours", "css", "words"), [(3.0, "bad", "A rival was better"), (1.0, "good", "Better than")])
+def test_verdicts(report: Report, ours: float, css: str, words: str) -> None:
+    target = np.stack([test.values for test in report.tested.tests])
+
+    def forecast(known: HierarchicalData) -> np.ndarray:
+        window = len(known.index) // 5 - 5  # tests start at rows 25, 30 and 35
+        return target[window] * (1 + 0.1 * (ours - 1)) + np.zeros((5, 1, 1))
+
+    tested = backtest("probhard-or", forecast, held_out(report.data, 5), [0.8])
+    changed = dataclasses.replace(report, tested=tested)
+    assert changed.verdict_class == css
+    assert tested.verdict.startswith(words)
+    assert f'class="banner {css}">{words}' in changed.html()
+
+
+def test_without_a_backtest(report: Report) -> None:
+    page = dataclasses.replace(report, tested=None).html()
+    assert "No backtest was made" in page
+    assert "PIT" not in page
+    assert page.count("<figure>") == len(dataclasses.replace(report, tested=None).picked) + len(NAMES)
+
+
 def test_left_out_and_record(report: Report) -> None:
     assert isinstance(report.tested, Backtest)
     record = report.tested.record()
     assert list(record["scores"]) == ["probhard-or", "seasonal naive"]
-    assert "statsforecast" in record["left_out"]["ETS bottom-up"]
+    assert set(record["left_out"]) == {"AutoETS bottom-up", "AutoETS + MinT-shrink", "AutoETS + OLS"}
+    assert "statsforecast" in record["left_out"]["AutoETS bottom-up"]
 
 
 @pytest.fixture(scope="module")
@@ -204,11 +248,12 @@ def test_in_a_browser(browser: Any, report: Report, tmp_path: Path, width: int) 
     assert page.title() == "Forecast of <i>shop</i>"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     shown = page.locator("#view .observed").get_attribute("d")
-    assert page.locator("#view strong").inner_text() == "Total"
+    assert page.locator("#view figcaption strong").inner_text() == "Total"
     for node, name in enumerate(NAMES[1:], 1):
         page.select_option("#node", str(node))
-        assert page.locator("#view strong").inner_text() == name
+        assert page.locator("#view figcaption strong").inner_text() == name
         assert page.locator("#view .observed").get_attribute("d") == report.chart(node)["observed"] != shown
+        assert not page.locator("#view .move").count()  # the total alone has one
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     tables = "[...document.querySelectorAll('.wide')].every(box => box.scrollWidth <= box.clientWidth)"
     assert page.evaluate(tables)  # nothing is cut off

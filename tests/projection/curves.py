@@ -20,7 +20,9 @@ def sphere(u: Tensor, radius: Tensor | float = 1.0) -> Tensor:
 
 
 SPHERE = ph.NonlinearEquality(sphere)
-STUCK = ph.NonlinearEquality(lambda u: u**3 - 2 * u + 2)  # one root, -1.77, and a trap at 0.82
+
+# one root, -2; to the right of -0.5 the function falls to 0 and never reaches it
+STUCK = ph.NonlinearEquality(lambda u: torch.where(u < -0.5, u + 2, 1.5 * torch.exp(-0.5 - u.clamp(min=-0.5))))
 
 
 def quadratics(scale: float, q: int = 2, n: int = 5, seed: int = 0) -> tuple[Callable[..., Tensor], Tensor]:

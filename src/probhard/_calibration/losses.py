@@ -1,6 +1,10 @@
 """The loss of a calibration: the score of projected laws, per unit and in total.
 
-score of a unit = sum over variables of CRPS + weight * n * sum over groups of the mean CRPS of functionals
+    score of a unit = sum over variables of CRPS + weight * n * sum over groups of the mean CRPS of functionals
+                      + energy * sqrt(n) * energy score
+
+The energy score is that of fixed draws. It sees the size of the whole error, which single variables and functionals
+do not: where a few variables have most of it, their scores hardly count.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
 FAILED = 0.01  # largest share of units without a finite score
+DRAWS, SEED = 20, 0  # of the energy score
 
 
 def flagging(layer: DPPL | None) -> DPPL | None:
@@ -32,7 +37,12 @@ def flagging(layer: DPPL | None) -> DPPL | None:
 
 
 def unit_scores(
-    predicted: Projected | LocationScale, y: Tensor, mask: Tensor | None, functionals: Any, weight: float
+    predicted: Projected | LocationScale,
+    y: Tensor,
+    mask: Tensor | None,
+    functionals: Any,
+    weight: float,
+    energy: float = 0.0,
 ) -> Tensor:
     """The score of each unit.
 
@@ -42,11 +52,15 @@ def unit_scores(
         mask: True where they are observed, (*batch, n) bool.
         functionals: A family or matrix of functionals; None for none.
         weight: Their weight, as in the loss of a method.
+        energy: Weight of the energy score.
 
     Returns:
         The scores, (*batch,).
     """
     total = score.crps(predicted, y, mask=mask).sum(-1)
+    if energy:
+        distance = score.energy_score(_fixed(predicted), y, mask, estimator="fair")
+        total = total + energy * y.shape[-1] ** 0.5 * distance
     if functionals is None or not weight:
         return total
     family = functionals if isinstance(functionals, Functionals) else Directions(functionals)
@@ -59,6 +73,15 @@ def unit_scores(
     else:
         values = score.crps(predicted, y, mask=mask, functionals=family)
     return total + weight * y.shape[-1] * (values * family.weight.to(values)).sum(-1)
+
+
+def _fixed(predicted: Projected | LocationScale) -> Tensor:
+    """Draws (S, *batch, n) from the same random numbers at every call; those that failed are at the mean."""
+    generator = torch.Generator(predicted.mean.device).manual_seed(SEED)
+    if not isinstance(predicted, Projected):
+        return predicted.rsample((DRAWS,), generator)
+    solution = predicted.draw((DRAWS,), generator)
+    return torch.where(solution.stats.converged.unsqueeze(-1), solution.value, predicted.mean.detach())
 
 
 def total_score(scores: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ for exchangeable units; with equality if no two scores are equal. If k > n the t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +29,7 @@ class Promise:
         threshold: The k-th smallest score of the units; infinite if k > n.
         exchangeable: Whether the caller takes the units as exchangeable.
         functionals: Plain values of the family of functionals; None for joint sets.
+        elements: Batch elements of one unit, which are covered at once.
     """
 
     level: float
@@ -37,14 +38,28 @@ class Promise:
     threshold: float
     exchangeable: bool = True
     functionals: dict[str, Any] | None = None
+    elements: int = 1
 
     @classmethod
-    def of(cls, scores: Tensor, level: float, exchangeable: bool, functionals: dict[str, Any] | None) -> Promise:
-        """The promise of the scores (n,) of calibration units."""
+    def of(
+        cls, scores: Tensor, level: float, exchangeable: bool, functionals: dict[str, Any] | None, elements: int = 1
+    ) -> Promise:
+        """The promise of the scores (n * elements,) of calibration units; the largest of a unit counts.
+
+        Raises:
+            ParameterError: There is not a whole number of units.
+        """
+        if elements < 1 or len(scores) % elements:
+            raise ParameterError(
+                f"Got {len(scores)} batch elements and elements={elements}.",
+                "That many consecutive batch elements form one unit.",
+                "Pass the number of elements of one unit, such as slices of a sample, and whole units.",
+            )
+        scores = scores.unflatten(0, (-1, elements)).amax(-1)
         units = len(scores)
         rank = math.ceil((units + 1) * level - 1e-9)  # the product is rounded, and may be just above an integer
         threshold = math.inf if rank > units else float(scores.sort().values[rank - 1])
-        return cls(level, units, rank, threshold, exchangeable, functionals)
+        return cls(level, units, rank, threshold, exchangeable, functionals, elements)
 
     @property
     def coverage(self) -> float:
@@ -68,6 +83,7 @@ class Promise:
             ParameterError: A field is missing or unknown.
         """
         names = {field.name for field in fields(cls)}
+        record = {"elements": 1, **record}
         if set(record) != names:
             raise ParameterError(
                 f"The saved conformal record has the fields {sorted(record)}.",
@@ -122,6 +138,16 @@ class CoverageReport:
     obey: float
     size: float
     left_out: int
+
+    @classmethod
+    def joined(cls, reports: Sequence[CoverageReport]) -> CoverageReport:
+        """The report of several batches of one conformal model."""
+        units = sum(report.units for report in reports)
+        means = {
+            name: sum(getattr(report, name) * report.units for report in reports) / units
+            for name in ("measured", "obey", "size")
+        }
+        return replace(reports[0], units=units, left_out=max(report.left_out for report in reports), **means)
 
     def __str__(self) -> str:
         error = math.sqrt(self.measured * (1 - self.measured) / self.units)

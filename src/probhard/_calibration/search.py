@@ -26,6 +26,7 @@ from probhard.errors import ParameterError
 LIMITS = (0.1, 10.0)  # range of one factor on draws
 WIDE = (1 / 30, 30.0)  # range of the numbers of a law
 RIDGE = 1e-4  # weight of squared distances from the common factor, relative to the loss
+WAVES = 1e-2  # the same for numbers of octaves: a few dozen fields say little about their longest waves
 PRECISE = {"maxiter": 100, "ftol": 1e-10, "gtol": 1e-8}  # of L-BFGS-B
 ROBUST = {"xatol": 1e-3, "fatol": 1e-6, "maxfev": 200}  # of Nelder-Mead, on the logarithmic scale
 

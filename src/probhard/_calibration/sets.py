@@ -158,7 +158,10 @@ class ConformalSet:
 
     def report(self, y: Tensor, tolerance: float = TOLERANCE) -> CoverageReport:
         """Promised and measured coverage of targets y (*batch, n); for rolling origins only the latter counts."""
-        inside, obey = self.contains(y, tolerance).double(), self.obeys(y, tolerance).double()
+        inside, obey = (
+            found.flatten().unflatten(0, (-1, self.promise.elements)).all(-1).double()
+            for found in (self.contains(y, tolerance), self.obeys(y, tolerance))
+        )
         promised = self.promise.coverage if self.promise.exchangeable else None
         return CoverageReport(
             promised,

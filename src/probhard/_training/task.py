@@ -46,7 +46,8 @@ class Task(pl.LightningModule):
         self.free = model
         if schedule.warm_up:  # of the same class, which may override the loss
             score = model.method.score if own or model.method.score == "nll" else "crps"
-            warm = METHODS["base"].replace(score=score)
+            scored = {name: getattr(model.method, name) for name in ("functionals", "functional_weight")}
+            warm = METHODS["base"].replace(score=score, **scored)
             self.free = type(model)(model.backbone, model.constraint_fn, warm)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

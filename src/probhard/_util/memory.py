@@ -1,4 +1,4 @@
-"""Settings of glibc's allocator that keep freed memory in the process.
+"""Free memory, and settings of glibc's allocator that keep freed memory in the process.
 
 By default glibc returns large freed blocks to the kernel and asks for new ones. On a CPU a training step can spend half
 of its time on page faults. The command and its worker processes keep freed memory. In Python, call ``keep_freed()``.
@@ -33,3 +33,15 @@ def keep_freed() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(number, value) == 1 for number, value in OPTIONS.values())
+
+
+def available() -> int | None:
+    """Bytes of memory that a new allocation may take; None where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None

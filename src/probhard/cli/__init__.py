@@ -2,7 +2,8 @@
 
 Each command has a module for its options, which imports nothing heavy, and a private one of the same name for its work.
 
-Exit status: 0 on success, 2 for invalid input (with a message on stderr), 130 after Ctrl-C. Commands add their own.
+Exit status: 0 on success, 2 for invalid input or lack of space (with a message on stderr), 3 if something is not
+feasible, 4 if it is feasible but implausible, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from probhard.cli.predict import predict
 from probhard.cli.project import project
 from probhard.cli.reconcile import reconcile
 from probhard.cli.train import train
+from probhard.cli.verify import verify
 from probhard.errors import MissingExtraError, ProbhardError
 
 REFUSED = 2
@@ -39,6 +41,7 @@ app.command()(reconcile)
 app.command()(forecast)
 app.command()(train)
 app.command()(predict)
+app.command()(verify)
 
 
 def _version(asked: bool) -> None:
@@ -62,13 +65,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command and options; those of the process unless given.
 
     Returns:
-        The exit status. Errors of probhard become a message on stderr, all others are raised.
+        The exit status. Errors of probhard, and of files and memory, become a message on stderr; others are raised.
     """
     try:
         typer.main.get_command(app).main(arguments, prog_name="probhard")
     except SystemExit as end:
         return int(end.code or 0)
     except (ProbhardError, MissingExtraError) as error:
-        print(f"probhard: {error}", file=sys.stderr)
-        return REFUSED
+        return _refuse(str(error))
+    except (OSError, MemoryError, RuntimeError) as error:
+        text = _out_of_resources(error)
+        if text is None:
+            raise
+        return _refuse(text)
     return 0
+
+
+def _refuse(text: str) -> int:
+    print(f"probhard: {text}", file=sys.stderr)
+    return REFUSED
+
+
+def _out_of_resources(error: Exception) -> str | None:
+    """What the system refused, in three parts; None if the error is of another kind."""
+    if isinstance(error, OSError):
+        place = f" ({error.filename})" if error.filename else ""
+        return (
+            f"The system refused a file{place}: {error.strerror or error}. Files of the run may be missing, so no "
+            "certificate was written. Check space, rights and path, then run the command again."
+        )
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return (
+            f"There is too little memory: {error or 'an allocation failed'}. Nothing more was written. "
+            "Ask for fewer draws or a smaller batch, split the file, or use a larger machine."
+        )
+    return None

@@ -2,11 +2,13 @@
 
 They are those of ``Constraint.violation`` and ``Constraint.relative_violation``. A point passes if it is finite, its
 projection converged, and its relative violation is at most ``TOLERANCE``.
+
+Feasible is not plausible: a certificate also says how far the projection moved the means, in their own standard
+deviations. Moves of many deviations mean that constraint and prediction contradict each other, for instance by units.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import platform
@@ -17,16 +19,19 @@ from typing import Any
 import numpy as np
 import scipy
 import torch
-import typer
 from torch import Tensor
 
 from probhard import __version__
 from probhard._util.atomic import replacing
 from probhard.constraints import Constraint
-from probhard.errors import ParameterError
 
 TOLERANCE = 1e-9
 INFEASIBLE = 3  # exit status if any point is infeasible
+IMPLAUSIBLE = 4  # exit status if means were moved implausibly far, or are far outside what the history supports
+ROUNDING = 1e-12  # deviation, relative to a value, that is no deviation
+FAR = 5.0  # deviations that count as far
+FAR_TRAINED = 100.0  # the same for a network that was trained through the projection
+FAR_SHARE = 0.1  # share of values moved far, from which constraint and prediction contradict each other
 LISTED = 1000  # flagged fields that the certificate lists
 
 
@@ -63,6 +68,59 @@ class Extent:
 
 
 @dataclass
+class Moves:
+    """How far the projection moved means, in their own standard deviations.
+
+    Args:
+        limit: Deviations beyond which a move is implausible. A network that was trained through the projection is free
+            in what the constraint fixes, so its moves may be larger.
+    """
+
+    limit: float = FAR
+    total: float = 0.0
+    worst: float = 0.0
+    far: int = 0
+    implausibly_far: int = 0
+    values: int = 0
+
+    def add(self, before: Tensor, after: Tensor, stddev: Tensor) -> None:
+        """Add values and the standard deviations of their laws, of one shape; those of deviation 0 are left out."""
+        known = (stddev > ROUNDING * before.abs()) & torch.isfinite(before) & torch.isfinite(after)
+        moves = ((after - before).abs() / torch.where(known, stddev, 1.0))[known]
+        if moves.numel():
+            self.total += float(moves.sum())
+            self.worst = max(self.worst, float(moves.max()))
+            self.far += int((moves > FAR).sum())
+            self.implausibly_far += int((moves > self.limit).sum())
+            self.values += moves.numel()
+
+    @property
+    def implausible(self) -> bool:
+        """Whether more than a tenth of the values was moved beyond the limit."""
+        return self.implausibly_far > FAR_SHARE * self.values
+
+    def content(self) -> dict[str, Any] | None:
+        """Mean and worst move and the share of far ones; None without standard deviations."""
+        if not self.values:
+            return None
+        share = self.far / self.values
+        return {"mean": self.total / self.values, "worst": self.worst, "share_above_5": share}
+
+    def lines(self) -> list[str]:
+        """The moves in words."""
+        if not self.values:
+            return []
+        share = self.far / self.values
+        text = f"Means moved by {self.total / self.values:.2g} of their standard deviations on average, at most "
+        lines = [f"{text}{self.worst:.2g}; {share:.1%} of the values by more than {FAR:g}."]
+        if self.implausible:
+            lines.append(
+                "WARNING: constraint and prediction contradict each other. Check units, right-hand sides and axes."
+            )
+        return lines
+
+
+@dataclass
 class Certificate:
     """What a command certifies about its output.
 
@@ -72,6 +130,7 @@ class Certificate:
         after: Extent of the points that are written.
         flagged: One record for each field with infeasible points.
         infeasible: Number of infeasible points.
+        moved: How far means were moved.
     """
 
     setting: dict[str, Any]
@@ -79,6 +138,7 @@ class Certificate:
     after: Extent = field(default_factory=Extent)
     flagged: list[dict[str, Any]] = field(default_factory=list)
     infeasible: int = 0
+    moved: Moves = field(default_factory=Moves)
 
     @property
     def checked(self) -> int:
@@ -104,6 +164,8 @@ class Certificate:
             "infeasible": self.infeasible,
             "before": _plain(self.before),
             "after": _plain(self.after),
+            "moved_in_deviations": self.moved.content(),
+            "plausible": not self.moved.implausible,
             "tolerance": TOLERANCE,
             **self.setting,
             "flagged": self.flagged,
@@ -129,30 +191,12 @@ class Certificate:
         lines += [f"  {flag['field']}: {flag['reason']}" for flag in self.flagged[:5]]
         if len(self.flagged) > 5:
             lines.append(f"  and {len(self.flagged) - 5} fields more, in the certificate.")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.moved.lines()])
 
 
 def _plain(extent: Extent) -> dict[str, Any]:
     """An extent as plain values, None where it has no points."""
     return {name: value if name == "points" or extent.points else None for name, value in vars(extent).items()}
-
-
-def conclude(certificate: Certificate, path: Path, text: str) -> None:
-    """Save the certificate beside the output, and print a summary.
-
-    Args:
-        certificate: The certificate.
-        path: File of the output.
-        text: Summary to print.
-
-    Raises:
-        typer.Exit: Some points are infeasible (status 3).
-    """
-    certificate_path = path.with_suffix(".json")
-    certificate.save(certificate_path)
-    typer.echo(f"{text}\nCertificate: {certificate_path}")
-    if not certificate.feasible:
-        raise typer.Exit(INFEASIBLE)
 
 
 def versions() -> dict[str, str]:
@@ -164,37 +208,3 @@ def versions() -> dict[str, str]:
         "scipy": scipy.__version__,
         "python": platform.python_version(),
     }
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, or of all files of a folder with their names."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if not file.is_file():
-            continue
-        if path.is_dir():
-            digest.update(file.relative_to(path).as_posix().encode() + b"\0")
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def check_path(path: Path, option: str, suffixes: tuple[str, ...], source: Path) -> None:
-    """Check a path of output.
-
-    Args:
-        path: Path to write to.
-        option: Option that named it.
-        suffixes: Suffixes that it may have.
-        source: Path of the input.
-
-    Raises:
-        ParameterError: It has another suffix, lies in no folder, or is the input.
-    """
-    if path.suffix not in suffixes or not path.parent.is_dir() or path.resolve() == source.resolve():
-        raise ParameterError(
-            f"{option} {path} cannot be written.",
-            f"It must end in {' or '.join(suffixes)}, lie in a folder that exists, and not be the input.",
-            "Pass another path.",
-        )

@@ -1,7 +1,7 @@
 """``probhard forecast``: reads series and their hierarchy, writes coherent forecasts, a certificate and a report page.
 
-The last horizon of rows is held out first, and a model that was trained without it is scored on it. A second model is
-trained on all rows and draws the future.
+Past windows are held out first, and models that were trained without them are scored there, beside their rivals. The
+last model is trained on all rows and draws the future. Its draws are projected onto bounds, plans and caps.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import typer
 
-from probhard.cli._certificate import INFEASIBLE, TOLERANCE, Certificate
-from probhard.cli._forecast_data import read_data
+from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
+from probhard.cli._forecast_checks import Constraints, certify, summary
+from probhard.cli._forecast_data import is_file, known_note, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
+from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write
 from probhard.cli.demo import INTERRUPTED
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import to_long
+from probhard.forecasting.data.support import unsupported
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.report.evaluation import CHUNK, incoherence
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
-    from probhard.forecasting.report.backtest import Backtest
+    from probhard.forecasting.report.backtest import Backtest, Made, Window
 
 PACKAGES = ("gluonts", "lightning", "pandas", "statsforecast", "jinja2")
 
@@ -44,6 +45,8 @@ class ForecastRun:
         options: Options of the run by name; ``run`` fills in those that depend on the data.
         network: Options of ``DeepVAREstimator``.
         output: Folder to write to.
+        notes: Remarks for the reader.
+        saved: A fitted forecaster of these series; it is not trained again, and not backtested.
     """
 
     data: HierarchicalData
@@ -51,6 +54,8 @@ class ForecastRun:
     options: dict[str, Any]
     network: dict[str, Any]
     output: Path
+    notes: list[str] = field(default_factory=list)
+    saved: HierarchicalForecaster | None = None
 
     @classmethod
     def of(cls, name: str, given: Mapping[str, Any], configured: Mapping[str, Any]) -> ForecastRun:
@@ -65,66 +70,114 @@ class ForecastRun:
             ProbhardError: Invalid options or data.
         """
         options = ForecastOptions.of(given, configured)
-        data, source = read_data(name, options.run, options.reading)
+        saved = None
+        if options.run["model"] is not None:
+            saved = SavedRun.of(options)
+            options = saved.options
+        data, source, notes = read_data(name, options.run, options.reading)
+        data = data if saved is None else saved.joined(data)
         output = Path(options.run["output"] or f"{data.name}-forecast")
         if output.exists() and not output.is_dir():
             raise ParameterError(f"--output {output} is a file.", "Several files are written.", "Name a folder.")
-        return cls(data, source, options.run, options.network, output)
+        return cls(data, source, options.run, options.network, output, notes, None if saved is None else saved.model)
 
     def run(self) -> None:
         """Backtest, train on all rows, draw, certify, and write all files.
 
         Raises:
             ProbhardError: The data do not allow these options.
-            typer.Exit: Some points are not feasible (status 3), or training was stopped (130).
+            typer.Exit: Some points are not feasible (status 3), the forecast is far outside what the history supports
+                (4), or training was stopped (130).
         """
         from probhard.forecasting.forecaster import default_horizon
         from probhard.forecasting.reconciliation.nixtla import probabilities
         from probhard.forecasting.report.backtest import held_out
+        from probhard.forecasting.report.moves import moves_of
         from probhard.forecasting.report.page import Report
 
-        options, data = self.options, self.data
-        horizon = options["horizon"] = options["horizon"] or default_horizon(data)
+        options = self.options
+        horizon = options["horizon"] = options["horizon"] or default_horizon(self.data)
+        data = self.data = self.data.known_ahead(horizon)
         probabilities(options["level"])  # checked before anything is trained
-        count = options["num_samples"] = max(options["num_samples"], options["draws"] or 0)
-        train, test = held_out(data, horizon)
-        network = self._resolve(train)
+        limits = read_limits(options, data, horizon)
+        options["num_samples"] = max(options["num_samples"], options["draws"] or 0)
+        tests = options["backtest"] and self.saved is None
+        windows = held_out(data, horizon, options["windows"]) if tests else []
+        network = self._resolve(windows[0][0] if windows else data)
         typer.echo(
             f"{data.name}: {len(data.index)} rows of {len(data.names)} nodes, {data.index[0]} to {data.index[-1]}; "
-            f"{horizon} steps ahead by {options['method']}."
+            f"{horizon} steps ahead by {self._label()}."
         )
-        model, tested = self._backtest(train, test)
-        typer.echo(_table(tested))
-        notes = [f"{name} was left out: {reason}" for name, reason in tested.left_out.items()]
-        status = 0
-        try:
-            model = self._forecaster().fit(data, progress="all rows")
-        except KeyboardInterrupt:
-            model.update(data)
-            notes.append(
-                f"Training on all rows was stopped: the forecasts start at {data.index[-1]}, but the network has "
-                f"learned from the rows to {train.index[-1]} only."
-            )
-            status = INTERRUPTED
-        for note in notes:
+        self.notes += [*data.notes, *data.regressor_notes]
+        model, tested = self._backtest(windows)
+        if tested is not None:
+            typer.echo(tested.table())
+            self.notes += [f"{name} was left out: {reason}" for name, reason in tested.left_out.items()]
+        model, status = self._trained(model, windows)
+        paths = model.sample(horizon, options["num_samples"])
+        constraints: Constraints = [(np.arange(horizon), model.constraint)]
+        if limits.fixed is not None or data.ended.any() or is_file(options["upper"]):
+            result = limits.apply(paths, data, "flag")
+            paths, constraints = np.asarray(result.draws), result.constraints
+        warnings = unsupported(data, paths)
+        self.notes += [] if model.network_only else model.pool.notes
+        self.notes += known_note(data, ["deepvar"] if model.network_only else list(model.weights_))
+        for note in [*self.notes, *(warning.sentence for warning in warnings)]:
             typer.echo(note, err=True)
-        paths = model.sample(horizon, count)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
         options["spread_factor"] = model.spread_factor
-        settings = {**self.source, **options, "network": network, "packages": _packages(), "backtest": tested.record()}
-        certificate = certify(paths, model, data, settings)
+        settings = {**self.source, **options, "network": network, "packages": _packages()}
+        settings["backtest"] = None if tested is None else tested.record()
+        settings["warnings"] = [warning.record() for warning in warnings]
+        certificate = certify(paths, constraints, data, settings)
         shown = {**options, **network}
-        page = Report(data, model.model, options["level"], paths, tested, certificate.content(), shown, notes)
+        page = Report(
+            data,
+            model.model,
+            options["level"],
+            paths,
+            tested,
+            certificate.content(),
+            shown,
+            self.notes,
+            [warning.sentence for warning in warnings],
+            model.explanation_,
+            {} if model.network_only else model.weights_,
+            {} if model.network_only else moves_of(model.pool, data, paths, limits.active(data)),
+        )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
-        if not certificate.feasible or status:
-            raise typer.Exit(status or INFEASIBLE)
+        status = status or (0 if certificate.feasible else INFEASIBLE) or (IMPLAUSIBLE if warnings else 0)
+        if status:
+            raise typer.Exit(status)
+
+    def _trained(
+        self, before: HierarchicalForecaster | None, windows: list[Window]
+    ) -> tuple[HierarchicalForecaster, int]:
+        """A model of all rows, and the exit status; if its training was stopped, the one of the last window."""
+        data = self.data
+        if self.saved is not None:
+            return self.saved.update(data), 0
+        try:
+            return self._named(self._forecaster().fit(data, progress="all rows")), 0
+        except KeyboardInterrupt:
+            if before is None:
+                typer.echo("Stopped before the training was done: nothing was written.", err=True)
+                raise typer.Exit(INTERRUPTED) from None
+            self.notes.append(
+                f"Training on all rows was stopped: the forecasts start at {data.index[-1]}, but the network has "
+                f"learned from the rows to {windows[-1][0].index[-1]} only."
+            )
+            return before.update(data), INTERRUPTED
 
     def _resolve(self, train: HierarchicalData) -> dict[str, Any]:
         """Fill in options that depend on the data; returns those of the network, as plain values."""
         from probhard.forecasting.forecaster import defaults, smooth
 
         options = self.options
+        if not self._has_network():
+            return {}
+        options["method"] = options["method"] or "probhard-or"
         options["changes"] = smooth(train) if options["changes"] is None else options["changes"]
         network = {**defaults(self.data, options["horizon"], options["changes"]), **self.network}
         epochs = network.pop("max_epochs", None)
@@ -133,24 +186,57 @@ class ForecastRun:
             network["family"] = f"{family.name}, df {family.df:g}" if hasattr(family, "df") else family.name
         return network
 
-    def _backtest(self, train: HierarchicalData, test: HierarchicalData) -> tuple[HierarchicalForecaster, Backtest]:
-        """A model that was trained without the last rows, and its scores on them."""
+    def _backtest(self, windows: list[Window]) -> tuple[HierarchicalForecaster | None, Backtest | None]:
+        """The model of the last window, and the scores of all; None without windows."""
         from probhard.forecasting.report.backtest import backtest
 
         options = self.options
         shares = [level / 100 for level in sorted(options["level"])]
+        models = []
+
+        def forecast(train: HierarchicalData) -> Made:
+            models.append(self._forecaster().fit(train, progress=f"backtest to {train.index[-1]}"))
+            return models[-1].sample(options["horizon"], options["num_samples"]), models[-1].base("ets")
+
+        if not windows:
+            return None, None
         try:
-            model = self._forecaster().fit(train, progress="backtest")
-            draws = model.sample(options["horizon"], options["num_samples"])
-            return model, backtest(model.model, draws, train, test, shares, options["seed"])
+            tested = backtest(self._forecaster().model, forecast, windows, shares)
+            return models[-1], tested
         except KeyboardInterrupt:
             typer.echo("Stopped before the backtest was done: nothing was written.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
+    def _has_network(self) -> bool:
+        """Whether DeepVAR is a member, or the only one: its options were given and no models were."""
+        options = self.options
+        if self.saved is not None or options["fast"] or options["models"] is not None:
+            return "deepvar" in (options["models"] or ())
+        asked = [options[name] is not None for name in ("method", "epochs", "changes")]
+        return any(asked) or bool(self.network)
+
+    def _label(self) -> str:
+        options = self.options
+        if self.saved is not None:
+            return f"the model in {options['model']}"
+        if options["models"] is not None:
+            return ", ".join(options["models"])
+        return str(options["method"]) if self._has_network() else "a pool of members"
+
+    def _named(self, model: HierarchicalForecaster) -> HierarchicalForecaster:
+        """The model with the columns of the input file, which a saved folder keeps."""
+        options = self.options
+        model.keys = options["keys"] or None
+        model.reading = {name: options[column] for name, column in COLUMNS.items() if options[column] is not None}
+        return model
+
     def _forecaster(self) -> HierarchicalForecaster:
         from probhard.forecasting.forecaster import HierarchicalForecaster
 
-        return HierarchicalForecaster(**{name: self.options[name] for name in FORECASTER}, **self.network)
+        chosen = {name: self.options[name] for name in FORECASTER}
+        if is_file(chosen["upper"]):  # caps by step are left to the last projection
+            chosen["upper"] = None
+        return HierarchicalForecaster(**chosen, cache=self.output / "fits", **self.network)
 
     def _write(self, model: HierarchicalForecaster, draws: np.ndarray, certificate: Certificate, page: str) -> None:
         """Write all files, and remove those of an earlier run, which the certificate does not cover."""
@@ -162,67 +248,20 @@ class ForecastRun:
         columns = summary(draws, model.model, self.options["level"])
         stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
         stale.remove(self.output / f"forecasts{suffix}")
-        write(self.output / f"forecasts{suffix}", to_long(columns, data.names, index, place=data.place))
+        keys = key_columns(data, self.options["keys"])
+        table = to_long(columns, data.names, index, place=data.place)
+        write(self.output / f"forecasts{suffix}", with_keys(table, keys))
         if count := self.options["draws"]:
             written = {str(i): draw for i, draw in enumerate(draws[:count])}
             wide = to_long(written, data.names, index, place=data.place)
             long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
-            write(self.output / f"draws{suffix}", long.astype({"draw": int}))
+            write(self.output / f"draws{suffix}", with_keys(long.astype({"draw": int}), keys))
             stale.remove(self.output / f"draws{suffix}")
         for path in stale:
             path.unlink(missing_ok=True)
         model.save(self.output / "model")
         certificate.save(self.output / "certificate.json")
         (self.output / "report.html").write_text(page, encoding="utf-8")
-
-
-def certify(
-    draws: np.ndarray, model: HierarchicalForecaster, data: HierarchicalData, setting: dict[str, Any]
-) -> Certificate:
-    """Check every draw (S, H, n), and their mean, against the constraint."""
-    certificate = Certificate(
-        {
-            **setting,
-            "rows": len(data.index),
-            "nodes": len(data.names),
-            "steps": draws.shape[1],
-            "gaps": int(np.isnan(data.bottom).sum()),
-            "levels": {level: len(nodes) for level, nodes in data.levels.items()},
-            "incoherence": vars(incoherence(draws, data.hierarchy)),
-        }
-    )
-    points = torch.from_numpy(np.concatenate([draws, draws.mean(0, keepdims=True)]))
-    wrong = torch.zeros(draws.shape[1], dtype=torch.int64)
-    for chunk in points.split(max(1, CHUNK // points[0].numel())):
-        relative = certificate.after.add(model.constraint, chunk, chunk.abs().amax(-1, keepdim=True))
-        wrong += (~(relative <= TOLERANCE)).sum(0)
-    certificate.after.points -= int(wrong.sum())  # counted apart
-    for step in wrong.nonzero()[:, 0].tolist():
-        reason = f"{int(wrong[step])} of {len(points)} draws do not obey the constraints."
-        certificate.flag(int(wrong[step]), field=f"{data.future(draws.shape[1])[step]}", reason=reason)
-    return certificate
-
-
-def summary(certificate: Certificate, output: Path) -> str:
-    """The verdict, the incoherence, and where the files are."""
-    gap = certificate.setting["incoherence"]
-    verdict = "all feasible" if certificate.feasible else f"{certificate.infeasible} NOT feasible"
-    return (
-        f"{certificate.checked} points checked (every draw at every step): {verdict}.\n"
-        f"Largest incoherence {gap['largest']:.3g} ({gap['relative']:.1e} relative); "
-        f"smallest value {gap['smallest_draw']:.6g}.\n"
-        f"Forecasts, certificate.json, report.html and model/ are in {output}."
-    )
-
-
-def _table(tested: Backtest) -> str:
-    """The scores by level as text."""
-    names, width = list(tested.scores), max(14, *(len(level) + 2 for level in tested.test.levels))
-    title = f"CRPS, % of values, on {tested.test.index[0]} to {tested.test.index[-1]}:"
-    lines = [title, " " * width + "".join(f"{name:>16s}" for name in names)]
-    rows = {"all nodes": [tested.scores[name].crps for name in names]}
-    rows |= {level: [tested.scores[name].crps_levels[level] for name in names] for level in tested.test.levels}
-    return "\n".join(lines + [f"{row:{width}s}" + "".join(f"{100 * x:16.3f}" for x in rows[row]) for row in rows])
 
 
 def _packages() -> dict[str, str]:

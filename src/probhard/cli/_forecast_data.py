@@ -1,35 +1,42 @@
-"""Data of ``probhard forecast``: a data set by name, or a CSV or Parquet file whose columns are recognised."""
+"""Data of ``probhard forecast``: a data set by name, or a CSV or Parquet file whose columns are recognised.
+
+Further files hold the future values of regressors (``--future``), plans (``--fixed``) and caps (``--upper``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probhard.cli._certificate import sha256
-from probhard.cli._frames import check_numbers, read
+from probhard.cli._frames import SUFFIXES, check_numbers, numeric, read
+from probhard.cli._outputs import sha256
 from probhard.cli.forecast import EMBEDDED
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import from_frame
+from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.limits import Limits, held, read_plan
 
 TIMES = ("ds", "date", "time", "timestamp", "datetime", "period", "month", "quarter", "week", "day", "year")
 TARGETS = ("y", "value", "target")
+ID = "unique_id"
+WITHOUT_REGRESSORS = ("smoothing", "bootstrap")  # members that know the series alone
 
 
 def read_data(
     name: str, options: Mapping[str, Any], reading: Mapping[str, Any]
-) -> tuple[HierarchicalData, dict[str, str]]:
+) -> tuple[HierarchicalData, dict[str, str], list[str]]:
     """Read the series of a run.
 
     Args:
         name: Path of a file, or the name of a data set.
-        options: Options of the run: keys, time_column, target_column.
+        options: Options of the run: keys, time_column, target_column, regressors, future, country_holidays, immutable.
         reading: Options of ``from_frame``.
 
     Returns:
-        The data, and its name and hash for the certificate.
+        The data, its name and hash for the certificate, and notes on columns that are not used.
 
     Raises:
         ParameterError: The file or one of its columns cannot be read.
@@ -39,23 +46,71 @@ def read_data(
     path = Path(name)
     if not path.is_file() and not path.suffix:
         data = datasets.load(name)
-        if options["keys"] or reading:
+        if options["keys"] or options["regressors"] or options["future"] or reading:
             raise ParameterError(
                 f"{name} is the name of a data set.",
                 "Its hierarchy and calendar are known.",
                 "Leave out --keys and the options of reading, or pass a file.",
             )
         checksum = datasets.EMBEDDED_CHECKSUM if data.name == EMBEDDED else datasets.BENCHMARKS[data.name].data
-        return data, {"input": data.name, "input_sha256": checksum}
-    frame = read(path, options["keys"])
-    time, target = _columns(frame, options)
-    data = from_frame(frame, options["keys"], time_col=time, target_col=target, **reading)
-    return replace(data, name=path.stem), {"input": path.name, "input_sha256": sha256(path)}
+        return held(data, options["immutable"]), {"input": data.name, "input_sha256": checksum}, []
+    keys = Keys.of(options["keys"]) if options["keys"] else Keys(((),))
+    frame = read(path, keys.columns)
+    time, target = _columns(frame, options, keys.columns)
+    future = None if options["future"] is None else read(Path(options["future"]), keys.columns)
+    others = [name for name in frame.columns if name not in (*keys.columns, time, target)]
+    shared = [name for name in others if future is not None and name in future.columns and numeric(frame[name])]
+    regressors = options["regressors"] or shared
+    known = {"regressors": regressors, "future": future, "country_holidays": options["country_holidays"]}
+    data = from_frame(frame, keys, time_col=time, target_col=target, **known, **reading)
+    unused = [name for name in others if name not in regressors]
+    notes = [f"Columns that are not used: {', '.join(map(str, unused))}; --regressors names columns known ahead."]
+    source = {"input": path.name, "input_sha256": sha256(path)}
+    for option in ("future", "fixed"):
+        if options[option] is not None:
+            source[f"{option}_sha256"] = sha256(Path(options[option]))
+    return held(replace(data, name=path.stem), options["immutable"]), source, notes if unused else []
 
 
-def _columns(frame: Any, options: Mapping[str, Any]) -> tuple[str, str]:
+def read_limits(options: Mapping[str, Any], data: HierarchicalData, horizon: int) -> Limits:
+    """Read the bounds, caps and plans of a run.
+
+    Args:
+        options: Options of the run: nonnegative, upper (a number, numbers by node, or a file) and fixed (a file).
+        data: The history.
+        horizon: Number of steps.
+
+    Raises:
+        ParameterError: A file cannot be read, or names an unknown node.
+    """
+
+    def plan(value: Any) -> Any:
+        if not isinstance(value, str | Path):
+            return value
+        frame = read(Path(value), [ID])
+        time = next((name for name in frame.columns if str(name).lower() in TIMES), "ds")
+        return read_plan(frame, data, horizon, time, ID)
+
+    return Limits(options["nonnegative"], plan(options["upper"]), plan(options["fixed"]))
+
+
+def known_note(data: HierarchicalData, members: Sequence[str]) -> list[str]:
+    """Say which members use the regressors; none without regressors."""
+    if not data.feature_names:
+        return []
+    used = [name for name in members if name not in WITHOUT_REGRESSORS]
+    by = f"used by {', '.join(used)}" if used else "used by no member"
+    return [f"Known ahead: {', '.join(data.feature_names)}; {by}."]
+
+
+def is_file(value: Any) -> bool:
+    """Return whether an option names a file of values by node and stamp."""
+    return isinstance(value, str | Path) and Path(value).suffix in SUFFIXES
+
+
+def _columns(frame: Any, options: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, str]:
     """The columns of time and target: those that options name, otherwise the only candidates."""
-    names, keys = list(frame.columns), options["keys"]
+    names = list(frame.columns)
     for option, asked in (("--keys", keys), ("--time-column", [options["time_column"]])):
         missing = [name for name in asked if name is not None and name not in names]
         if missing or not asked:
@@ -65,7 +120,7 @@ def _columns(frame: Any, options: Mapping[str, Any]) -> tuple[str, str]:
                 f"Choose among {', '.join(map(str, names))}.",
             )
     time = options["time_column"] or next((name for name in names if str(name).lower() in TIMES), None)
-    others = [name for name in names if name not in (*keys, time)]
+    others = [name for name in names if name not in (*keys, time, *options["regressors"])]
     usual = [name for name in others if str(name).lower() in TARGETS]
     numeric = [name for name in others if frame[name].dtype.kind in "iuf"]
     target = options["target_column"] or (usual[0] if usual else numeric[0] if len(numeric) == 1 else None)

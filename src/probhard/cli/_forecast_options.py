@@ -17,6 +17,8 @@ from typing import Any
 
 from probhard.cli._frames import SUFFIXES
 from probhard.errors import ParameterError, check_choice
+from probhard.forecasting.data.keys import Keys
+from probhard.forecasting.members.catalogue import NAMES
 from probhard.io.settings import Reader, at_least, listed, number, setting, switch, whole, within, word
 from probhard.io.spec import read_spec
 from probhard.laws.family import NORMAL, Family
@@ -28,7 +30,11 @@ DEFAULTS: dict[str, Any] = {
     "horizon": None,
     "nonnegative": False,
     "level": [80.0, 95.0],
-    "method": "probhard-or",
+    "models": None,
+    "fast": False,
+    "jobs": 1,
+    "model": None,
+    "method": None,
     "output": None,
     "draws": None,
     "format": "csv",
@@ -37,12 +43,22 @@ DEFAULTS: dict[str, Any] = {
     "time_column": None,
     "target_column": None,
     "upper": None,
+    "fixed": None,
+    "immutable": [],
+    "regressors": [],
+    "future": None,
+    "country_holidays": None,
+    "windows": 3,
+    "backtest": True,
     "num_samples": 1000,
     "changes": None,
     "calibrate": True,
 }
 READING = ("freq", "season", "on_gap", "coherence")  # options of from_frame
 FORECASTER = (  # options of HierarchicalForecaster
+    "models",
+    "fast",
+    "jobs",
     "method",
     "nonnegative",
     "upper",
@@ -98,7 +114,10 @@ class ForecastOptions:
             )
         chosen = {name: value for name, value in {**configured, **given}.items() if value is not None}
         options = {**DEFAULTS, **{name: setting(name, value, READERS) for name, value in chosen.items()}}
-        check_choice("method", options["method"], tuple(METHODS))
+        if options["method"] is not None:
+            check_choice("method", options["method"], tuple(METHODS))
+        for model in options["models"] or ():
+            check_choice("model", model, NAMES)
         check_choice("format", options["format"], tuple(suffix[1:] for suffix in SUFFIXES))
         run, reading, of_network = (
             {name: value for name, value in options.items() if name in names} for names in (DEFAULTS, READING, network)
@@ -127,7 +146,15 @@ def read_configuration(path: Path | None) -> dict[str, Any]:
     return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
-def _bounds(value: Any) -> float | dict[str, float]:
+def _keys(value: Any) -> Any:
+    """Check keys, and return them as they were given: text, names, or Nixtla's levels."""
+    Keys.of(value)
+    return value
+
+
+def _bounds(value: Any) -> float | str | dict[str, float]:
+    if isinstance(value, str) and value.endswith(SUFFIXES):
+        return value
     return {str(node): number(x) for node, x in value.items()} if isinstance(value, Mapping) else number(value)
 
 
@@ -157,20 +184,28 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("horizon", "epochs", "season", "num_layers", "hidden_size", "batch_size"), at_least(1)),
     **dict.fromkeys(("context_length", "num_batches_per_epoch"), at_least(1)),
     **dict.fromkeys(("draws", "num_samples"), at_least(2)),
+    "jobs": at_least(1),
+    "models": (_words, "names of members"),
+    "model": (str, "a folder"),
     **dict.fromkeys(("seed", "rank", "num_feat_dynamic_real"), at_least(0)),
     "lr": (within(0, math.inf, inside=False), "a positive number"),
     "weight_decay": (within(0, math.inf), "a number, not negative"),
     "dropout_rate": (within(0, 1), "a number from 0 to below 1"),
-    **dict.fromkeys(("nonnegative", "changes", "calibrate"), (switch, "true or false")),
+    **dict.fromkeys(("nonnegative", "changes", "calibrate", "fast"), (switch, "true or false")),
     **dict.fromkeys(("method", "format", "time_column", "target_column", "freq", "on_gap"), (word, "a name")),
     "output": (str, "a folder"),
     "coherence": (word, "a name"),
     "functionals": (word, "levels"),
-    "upper": (_bounds, "a number, or numbers by the names of nodes"),
+    "upper": (_bounds, "a number, numbers by the names of nodes, or a file"),
     "lags_seq": (listed(whole), "whole numbers"),
     "time_features": (listed(word), "names"),
     "scaling": (lambda x: x if isinstance(x, bool) else word(x), "mean, centre or none"),
     "family": (_family, "normal, or student_t(5) with its degrees of freedom"),
-    "keys": (_words, "names of columns"),
+    "keys": (_keys, "names of columns, or levels"),
+    **dict.fromkeys(("regressors", "immutable"), (_words, "names")),
+    **dict.fromkeys(("future", "fixed"), (str, "a file")),
+    "country_holidays": (word, "a country, such as CH"),
+    "windows": at_least(1),
+    "backtest": (switch, "true or false"),
     "level": (_numbers, "numbers, in percent"),
 }

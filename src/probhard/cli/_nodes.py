@@ -1,8 +1,9 @@
 """A long frame of forecasts, its nodes, and the position of each row.
 
 There is one row per node and stamp, ``unique_id, ds, <model>`` with intervals or quantiles (named as in
-``forecasting.reconciliation.nixtla``), or one row per node, stamp and ``sample`` or ``draw``. A node is a tuple of
-keys. An aggregate has "" for keys that it sums over; it is the sum of the bottom nodes that share its other keys.
+``forecasting.reconciliation.nixtla``), or one row per node, stamp and ``sample`` or ``draw``. Stamps may have another
+usual name, such as ``date``. A node is a tuple of keys. An aggregate has "" for keys that it sums over; it is the sum
+of the bottom nodes that share its other keys.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
+from probhard.cli._forecast_data import TIMES
 from probhard.cli._frames import check_numbers, numeric, texts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
+from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.table import require
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.nixtla import LONE, Columns, is_quantile, split, tree
 
-ID, STAMP, SAMPLES, TARGET = "unique_id", "ds", ("sample", "draw"), "y"
+ID, SAMPLES, TARGET, CUTOFF = "unique_id", ("sample", "draw"), "y", "cutoff"
 SHOWN = 5  # missing rows that an error names
-NOT_FORECASTS = ("cutoff", "horizon", "h", "step", "fold", "index")  # columns of numbers, unless --models names them
+NOT_FORECASTS = (CUTOFF, "horizon", "h", "step", "fold", "index")  # columns of numbers, unless --models names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,9 @@ class Table:
         draw: Name of the column of draws, if there is one.
         place: Indices of draw, stamp and node, each (rows,).
         bottoms_only: Whether the frame has bottom nodes alone.
+        stamp: Name of the column of stamps.
+        known: Node of each id, or of each tuple of keys.
+        spec: The keys as they were asked for.
     """
 
     frame: Any
@@ -50,23 +56,29 @@ class Table:
     draw: str | None
     place: tuple[np.ndarray, np.ndarray, np.ndarray]
     bottoms_only: bool
+    stamp: str
+    known: dict[Any, int]
+    spec: Keys | None = None
 
     @classmethod
-    def of(cls, frame: Any, keys: Sequence[str], summing: Any) -> Table:
+    def of(cls, frame: Any, spec: Keys | None, summing: Any, stamp: str | None = None) -> Table:
         """Find the nodes of a frame: by the summing matrix, by key columns, or by ids.
 
         Args:
             frame: pandas frame.
-            keys: Key columns, coarse to fine; they need not be in the frame.
+            spec: Key columns, nested or crossed; they need not be in the frame.
             summing: Frame of S, or None.
+            stamp: Column of the stamps; None finds it.
 
         Raises:
             ParameterError: Columns are missing, or rows do not form a hierarchy.
         """
         pandas = require("pandas", "probhard reconcile")
+        keys = () if spec is None else spec.columns
         keyed = bool(keys) and bool(set(keys) & set(frame.columns))
-        need = [*keys, STAMP] if keyed and summing is None else [ID, STAMP]
-        why = "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds'."
+        stamp = stamp_column(frame, keys) if stamp is None else stamp
+        need = [*keys, stamp] if keyed and summing is None else [ID, stamp]
+        why = "Nodes are read from 'unique_id' or the columns of --keys, stamps from 'ds' or 'date'."
         absent = [key for key in keys if key not in frame.columns] if keyed or ID not in frame.columns else []
         check_columns(frame, [*absent, *need], why, "Rename a column, or correct --keys" if keys else "Rename a column")
         if summing is not None:
@@ -77,12 +89,12 @@ class Table:
         else:
             ids = texts(frame[ID]) if ID in frame.columns else []
             rows = list(zip(*(_keys(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
-            matrix, nodes, bottoms_only = tree(rows)
+            matrix, nodes, bottoms_only = tree(rows, spec)
             label = dict(zip(rows, ids))
             hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
             key_columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
         draw = next((name for name in SAMPLES if name in frame.columns), None)
-        step, stamps = pandas.factorize(frame[STAMP], sort=True)
+        step, stamps = pandas.factorize(frame[stamp], sort=True)
         sample, samples = pandas.factorize(frame[draw], sort=True) if draw else (np.zeros(len(frame), int), [0])
         number = {node: i for i, node in enumerate(nodes)}
         unknown = [row for row in rows if row not in number]
@@ -93,7 +105,9 @@ class Table:
                 "Add what is missing, leave out its rows, or pass --summing where bottom nodes lie at several depths.",
             )
         node = np.array([number[row] for row in rows]) - bottoms_only * hierarchy.aggregates
-        table = cls(frame, hierarchy, key_columns, stamps, samples, draw, (sample, step, node), bottoms_only)
+        place = sample, step, node
+        known = dict(zip(rows if keyed and summing is None else frame[ID].astype(str), node))
+        table = cls(frame, hierarchy, key_columns, stamps, samples, draw, place, bottoms_only, stamp, known, spec)
         table.check()
         return table
 
@@ -141,7 +155,7 @@ class Table:
             ParameterError: A model is unknown, there is none, or a column holds text.
         """
         wanted = [] if asked is None else [name.strip() for name in asked.split(",")]
-        others = {ID, STAMP, TARGET, self.draw, *self.keys, *used, *(() if wanted else NOT_FORECASTS)}
+        others = {ID, self.stamp, TARGET, self.draw, *self.keys, *used, *(() if wanted else NOT_FORECASTS)}
         columns = [name for name in self.frame.columns if name not in others]
         if wanted and LONE not in wanted:
             columns = [name for name in columns if name.startswith(tuple(wanted))]
@@ -160,7 +174,7 @@ class Table:
 
     def others(self, models: Sequence[Columns]) -> list[str]:
         """Columns that are neither forecasts of these models nor identify a row."""
-        used = {ID, STAMP, self.draw, *self.keys}
+        used = {ID, self.stamp, self.draw, *self.keys}
         used |= {name for columns in models for name in (columns.mean, *columns.quantiles)}
         return [name for name in self.frame.columns if name not in used]
 
@@ -195,6 +209,20 @@ class Table:
         cube[self.place] = values
         return cube
 
+    def nodes_of(self, frame: Any) -> np.ndarray:
+        """Return the node of every row of another frame with the same ids or keys, -1 for others.
+
+        Raises:
+            ParameterError: It has neither ids nor keys.
+        """
+        if self.keys:
+            check_columns(frame, list(self.keys), "It tells the nodes apart.", "Add it")
+            rows: list[Any] = list(zip(*(_keys(frame[key]) for key in self.keys)))
+        else:
+            check_columns(frame, [ID], "It tells the nodes apart.", "Add it")
+            rows = list(frame[ID].astype(str))
+        return np.array([self.known.get(row, -1) for row in rows])
+
     def written(self, results: dict[str, np.ndarray]) -> Any:
         """The frame with reconciled columns, and rows for aggregates that it lacked."""
         pandas = require("pandas", "probhard reconcile")
@@ -217,7 +245,24 @@ class Table:
             labels = {ID: [names[i] for i in node], **labels}
         samples = {self.draw or SAMPLES[1]: np.asarray(self.samples)[sample] if self.draw else sample}
         values = {name: cube[sample * (len(cube) > 1), step, node] for name, cube in results.items()}
-        return pandas.DataFrame({**labels, STAMP: np.asarray(self.stamps)[step], **samples, **values})
+        return pandas.DataFrame({**labels, self.stamp: np.asarray(self.stamps)[step], **samples, **values})
+
+
+def stamp_column(frame: Any, keys: Sequence[str]) -> str:
+    """Find the column of the stamps: ``ds``, or the only one with a usual name.
+
+    Raises:
+        ParameterError: There is none, or more than one.
+    """
+    names = [str(name) for name in frame.columns if name not in keys]
+    usual = ["ds"] if "ds" in names else [name for name in names if name.lower() in TIMES]
+    if len(usual) != 1:
+        raise ParameterError(
+            f"{'No column' if not usual else 'More than one column'} of the stamps among {', '.join(names)}.",
+            f"It is called 'ds', or one of them {', '.join(TIMES[1:4])}, ...",
+            "Rename it to 'ds'.",
+        )
+    return usual[0]
 
 
 def _keys(column: Any) -> list[str]:

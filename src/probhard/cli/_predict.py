@@ -11,13 +11,16 @@ import numpy as np
 import torch
 
 from probhard.cli import _pictures
-from probhard.cli._certificate import Certificate, check_path, conclude, sha256
+from probhard.cli._bands import BANDS, RunBands, bands_text, with_solutions
+from probhard.cli._certificate import FAR_TRAINED, Certificate, Moves
+from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._projection import BUDGET, FieldProjection
 from probhard.cli._stored import StoredLaw
 from probhard.cli._train import CONFIG, GRID, MODEL, TRAINED_ON
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import read_spec
+from probhard.laws.covariance import LowRank
 from probhard.model import ConstrainedModel
 from probhard.pde.samples import Samples
 from probhard.pde.surrogate import Settings, Surrogate
@@ -44,20 +47,28 @@ class Request:
         """
         path = self.inputs.with_name(f"{self.inputs.stem}-predicted.npz") if self.output is None else self.output
         check_path(path, "--output", (".npz",), self.inputs)
+        old = certificate_of(path)
         if self.figure is not None:
             check_path(self.figure, "--figure", _pictures.SUFFIXES, self.inputs)
-        samples, model = _trained(self.run, self.inputs)
+        samples, model, bands = _trained(self.run, self.inputs)
         certificate, law = self._certificate(samples, model), _predicted(model, samples)
+        arrays: dict[str, np.ndarray] = {}
+        if bands is not None:
+            arrays, certificate.setting["conformal"] = bands.of(model, with_solutions(samples))
         metric = model.method.inference.metric
         assert metric is not None
         layer, generator = DPPL(metric, on_failure="flag"), torch.Generator().manual_seed(self.seed)
         projection = FieldProjection(law, samples.spec, samples.data, layer, certificate, generator)
         with tempfile.TemporaryDirectory(prefix=".probhard-", dir=path.parent) as scratch:
             results = projection.run(self.draws, Path(scratch))
-            write_npz(path, {**samples.data.arrays, **results})
+            old.unlink(missing_ok=True)
+            write_npz(path, {**samples.data.arrays, **results, **arrays})
             if self.figure is not None:
                 _pictures.first_sample(self.figure, samples, law, results)
-        conclude(certificate, path, f"{certificate.table()}\nFields: {path}")
+        lines = [certificate.table(), f"Joint law: {_joint_text(model)}"]
+        if bands is not None:
+            lines.append(bands_text(certificate.setting["conformal"]))
+        conclude(certificate, path, "\n".join([*lines, f"Fields: {path}"]))
 
     def _certificate(self, samples: Samples, model: ConstrainedModel) -> Certificate:
         import yaml
@@ -70,16 +81,23 @@ class Request:
                 "model_sha256": sha256(self.run / MODEL),
                 "constraints": yaml.safe_dump(dict(samples.spec), sort_keys=False),
                 "metric": model.method.inference.metric,
+                "joint_law": _joint_text(model),
                 "seed": self.seed,
                 "fields": cells.fields,
                 "cells": cells.variables,
                 "field_axes": ["sample", *cells.per],
-            }
+            },
+            moved=Moves(FAR_TRAINED),
         )
 
 
-def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
-    """The samples to predict, and the model of a run for their grid."""
+def _joint_text(model: ConstrainedModel) -> str:
+    """What correlates the cells of an event."""
+    return "that of the network" if model.calibration is None else str(model.calibration)
+
+
+def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel, RunBands | None]:
+    """The samples to predict, the model of a run for their grid, and its conformal bands."""
     missing = [name for name in (CONFIG, GRID, MODEL) if not (run / name).is_file()]
     if missing:
         raise ParameterError(
@@ -104,17 +122,25 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel]:
             "The network takes those that it was trained on.",
             f"Bring the same parameters and inputs, in the order of {trained_on['file']}.",
         )
-    return samples, Surrogate.read(run / MODEL, settings, samples)
+    model, cells = Surrogate.read(run / MODEL, settings, samples), samples.cells
+    if model.calibration is not None and cells.grid != tuple(trained_on["grid"]):
+        model = model.calibrated(model.calibration.on_grid(cells.shape) if cells.inside is None else None)
+    return samples, model, RunBands.read(run / BANDS, trained_on["grid"])
 
 
 @torch.no_grad()
 def _predicted(model: ConstrainedModel, samples: Samples) -> StoredLaw:
     """The network's law before projection."""
     cells = samples.cells
-    mean, stddev = (np.full(cells.batch + cells.grid, np.nan) for _ in range(2))
+    arrays: dict[str, np.ndarray] = {}
     size = max(1, BUDGET // samples.inputs[0].size)
     for chosen in np.array_split(np.arange(len(samples)), -(-len(samples) // size)):
         law: Any = model.backbone(samples.batch(chosen).inputs)
-        for array, values in ((mean, law.mean), (stddev, law.stddev)):
+        parts = {"mean": law.mean, "stddev": law.stddev}
+        if isinstance(law.cov, LowRank):
+            parts["factor"] = law.cov.factor.movedim(-1, 0)
+        for name, values in parts.items():
+            lead = values.shape[:-2] + cells.batch + cells.grid
+            array = arrays.setdefault(name, np.full(lead, np.nan))
             cells.scatter(array, samples.events(chosen), values.numpy())
-    return StoredLaw(mean, stddev)
+    return StoredLaw(arrays["mean"], arrays["stddev"], factor=arrays.get("factor"), calibration=model.calibration)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from probhard.cli import _pictures
-from probhard.cli._certificate import Certificate, check_path, conclude, sha256
+from probhard.cli._certificate import Certificate
+from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._projection import FieldProjection
 from probhard.cli._stored import StoredLaw
 from probhard.errors import ParameterError
@@ -42,6 +43,7 @@ class Request:
         source = self.fields
         path = source.with_name(f"{source.stem}-projected.npz") if self.output is None else self.output
         check_path(path, "--output", (".npz",), source)
+        old = certificate_of(path)
         if self.figure is not None:
             check_path(self.figure, "--figure", _pictures.SUFFIXES, source)
         arrays = read_fields(source)
@@ -50,6 +52,7 @@ class Request:
             results = projection.run(self.draws, Path(scratch))
             if "variance" in arrays and "stddev" in results:
                 results["variance"] = np.square(results["stddev"])
+            old.unlink(missing_ok=True)
             write_npz(path, {**arrays, **results})
             if self.figure is not None:
                 _pictures.before_and_after(self.figure, projection, results)

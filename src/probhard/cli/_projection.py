@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probhard._util.atomic import reserved_map
 from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._stored import StoredLaw
 from probhard.constraints import Constraint
 from probhard.errors import InfeasibleError
 from probhard.io.spec import Data, constraint_from
-from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.layer import DPPL
 
@@ -65,7 +65,7 @@ class FieldProjection:
             start = dict(zip(("stddev", "lower", "upper"), (law.spread, *law.band())))
             self.results |= {name: np.broadcast_to(array, law.mean.shape).copy() for name, array in start.items()}
             shape = (count, *law.mean.shape)
-            self.results["draws"] = np.lib.format.open_memmap(scratch / "draws.npy", "w+", np.float64, shape)
+            self.results["draws"] = reserved_map(scratch / "draws.npy", shape)
             if cells.mask is not None:  # cells outside keep their values
                 self.results["draws"][...] = law.mean if law.draws is None else law.draws
         size = max(1, BUDGET // (cells.variables * max(count, self.layer.draws)))
@@ -81,13 +81,12 @@ class FieldProjection:
 
     def _groups(self, fields: np.ndarray) -> Iterator[FieldGroup]:
         """Fields with their constraint; bisection finds fields whose constraint is infeasible, and flags them."""
-        cells, stddev = self.data.cells, self.law.stddev
+        cells = self.data.cells
         loc = torch.from_numpy(cells.gather(self.law.mean, fields))  # (fields, n)
-        spread = None if stddev is None else cells.everywhere("The standard deviation", stddev, fields)
-        law = None if spread is None else LocationScale(loc, Diagonal(torch.from_numpy(spread).square()))
+        base = self.law.base(cells, fields)
         try:
             constraint = constraint_from(self.spec, replace(self.data, fields=fields))
-            nearest = self.layer.project(loc, constraint, law)
+            nearest = self.layer.project(loc, constraint, base)
         except InfeasibleError as error:
             if len(fields) > 1:
                 for half in np.array_split(fields, 2):
@@ -99,7 +98,8 @@ class FieldProjection:
             record = {"field": self.field_index(fields[0]), "mean": True, "draws": failed, "reason": str(error)}
             self.certificate.flag(1 + len(failed), **record)
         else:
-            yield FieldGroup(fields, constraint, loc, law, nearest.value, nearest.stats.converged)
+            law = self.law.calibrated(base)
+            yield FieldGroup(fields, constraint, loc, law, base, nearest.value, nearest.stats.converged)
 
     def _project(self, group: FieldGroup, count: int) -> None:
         """Project one group into the results and the certificate."""
@@ -120,6 +120,8 @@ class FieldProjection:
             feasible = inside | feasible
         values["mean"] = torch.where(feasible.unsqueeze(-1), values["mean"], torch.nan)
         certificate.after.add(group.constraint, values["mean"], size)
+        if group.law is not None:
+            certificate.moved.add(group.loc, group.nearest, group.law.stddev)
         for name, value in values.items():
             self.data.cells.scatter(self.results[name], fields, value.numpy())
         for i in torch.nonzero(~(feasible & passed.all(0)))[:, 0].tolist():
@@ -138,7 +140,7 @@ class FieldProjection:
             else:
                 assert group.law is not None
                 z = group.law.sample((len(part),), self.generator)
-            solution, size = self.layer.project(z, constraint, group.law), _size(z)
+            solution, size = self.layer.project(z, constraint, group.base), _size(z)
             feasible = solution.stats.converged & (constraint.relative_violation(solution.value, size) <= TOLERANCE)
             value = torch.where(feasible.unsqueeze(-1), solution.value, torch.nan)
             self.certificate.before.add(constraint, z, size)
@@ -152,7 +154,7 @@ class FieldProjection:
         levels = [(1 - self.law.level) / 2, (1 + self.law.level) / 2]
         moments = _summary(samples.numpy(), passed.numpy(), levels)
         if self.law.draws is None:
-            projected: Any = self.layer(group.law, group.constraint)
+            projected: Any = self.layer(group.law, group.constraint, metric_from=group.base)
             moments |= {"mean": projected.mean, "stddev": projected.stddev}
             if projected.exact:
                 bounds = (projected.marginals.icdf(torch.tensor(level, dtype=torch.float64)) for level in levels)
@@ -166,12 +168,13 @@ class FieldProjection:
 
 @dataclass(frozen=True, eq=False)
 class FieldGroup:
-    """Fields that share a constraint: their input means and law, and the nearest feasible points."""
+    """Fields that share a constraint: means, laws of draws and of the metric, and the nearest feasible points."""
 
     fields: np.ndarray
     constraint: Constraint
     loc: Tensor  # (fields, n)
     law: LocationScale | None
+    base: LocationScale | None
     nearest: Tensor  # (fields, n)
     converged: Tensor  # (fields,), whether these were reached
 

@@ -6,6 +6,8 @@ The arrays of a file say which law the fields have:
     lower, upper, level              normal band: stddev = (upper - lower) / (2 Phi^-1((1 + level) / 2))
     draws (S, *batch, *grid)         empirical
     mean alone                       points
+
+A trained run adds two things that no file has: factors that correlate the cells of a field, and a calibration.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ import torch
 
 from probhard.errors import ParameterError, ShapeError
 from probhard.io.cells import Cells
+from probhard.laws.calibration import Calibration
+from probhard.laws.covariance import Diagonal, LowRank
+from probhard.laws.distribution import LocationScale
 from probhard.laws.family import NORMAL
 
 LEVEL = 0.9  # probability of the bands, unless the input has one
@@ -32,12 +37,16 @@ class StoredLaw:
         stddev: Standard deviations that broadcast with the means, or None.
         draws: Draws, (S, *batch, *grid), or None.
         level: Probability of the bands.
+        factor: What the cells of a field share, (rank, *batch, *grid): its squares are part of the variance; or None.
+        calibration: Corrects the law before it is projected; or None.
     """
 
     mean: np.ndarray
     stddev: np.ndarray | None = None
     draws: np.ndarray | None = None
     level: float = LEVEL
+    factor: np.ndarray | None = None
+    calibration: Calibration | None = None
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> StoredLaw:
@@ -76,6 +85,21 @@ class StoredLaw:
     def spread(self) -> np.ndarray:
         """Standard deviations, (*batch, *grid); 0 for a single draw."""
         return np.zeros_like(self.mean) if self.stddev is None else np.broadcast_to(self.stddev, self.mean.shape)
+
+    def base(self, cells: Cells, fields: np.ndarray) -> LocationScale | None:
+        """The law of some fields before calibration, batch (fields,) of n cells; None for points."""
+        if self.stddev is None:
+            return None
+        loc = torch.from_numpy(cells.gather(self.mean, fields))
+        variance = torch.from_numpy(cells.everywhere("The standard deviation", self.stddev, fields)).square()
+        if self.factor is None:
+            return LocationScale(loc, Diagonal(variance))
+        factor = torch.from_numpy(cells.gather(self.factor, fields)).movedim(0, -1)  # (fields, n, rank)
+        return LocationScale(loc, LowRank(factor, (variance - factor.square().sum(-1)).clamp(min=0)))
+
+    def calibrated(self, base: LocationScale | None) -> LocationScale | None:
+        """The law that draws are taken from, of the law before calibration."""
+        return base if base is None or self.calibration is None else self.calibration.apply(base)
 
     def band(self) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of the normal band, each (*batch, *grid)."""

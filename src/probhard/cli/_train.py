@@ -5,6 +5,7 @@ The folder of a run holds
     config.yaml     every setting                      model.pt        weights of the best epoch
     grid.npz        coordinates, cell volumes, mask    metrics.json    scores on held-out samples
     checkpoints/    where a stopped run resumes        training.png    loss curves
+    conformal.json  threshold and coverage of bands, if there are enough held-out samples
 
 The same command resumes a run that was stopped.
 """
@@ -12,7 +13,9 @@ The same command resumes a run that was stopped.
 from __future__ import annotations
 
 import json
+import math
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +23,19 @@ import numpy as np
 import typer
 
 from probhard._util.atomic import replacing
-from probhard.cli._certificate import sha256, versions
+from probhard.cli._bands import BANDS, write_bands
+from probhard.cli._certificate import versions
+from probhard.cli._outputs import check_writable, sha256
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import AXES, MASK, VOLUMES, read_spec
+from probhard.pde.joint import LEAST, conformal_bands, divided, joint_law
 from probhard.pde.samples import Samples
 from probhard.pde.surrogate import Settings, Surrogate, check_constraints, measure
 
 if TYPE_CHECKING:
+    from probhard.calibration import CoverageReport, Promise
+    from probhard.model import ConstrainedModel
     from probhard.training import Fit
 
 MODEL, CONFIG, GRID, METRICS, CURVES = "model.pt", "config.yaml", "grid.npz", "metrics.json", "training.png"
@@ -49,6 +57,7 @@ def run(data: Path, config: Path, output: Path) -> None:
 
     if output.exists() and not output.is_dir():
         raise ParameterError(f"--output {output} is a file.", "A run is a folder.", "Name another.")
+    check_writable(output, "--output")
     spec, settings = Settings.read(read_spec(config, "configuration"))
     schedule = Schedule(**{n: getattr(settings, n) for n in ("epochs", "batch_size", "lr", "warm_up", "patience")})
     arrays = read_fields(data)
@@ -66,17 +75,26 @@ def run(data: Path, config: Path, output: Path) -> None:
     }
     content = {**spec, "axes": list(samples.cells.axes), **settings.record(), TRAINED_ON: trained_on}
     _start(output, content, {name: arrays[name] for name in (*AXES, VOLUMES, MASK) if name in arrays})
-    batches = samples.batch(training), samples.batch(validation)
+    early, held = divided(validation) if settings.joint else (validation, validation[:0])
+    batches = samples.batch(training), samples.batch(early)
     checkpoints, progress = output / "checkpoints", sys.stdout.isatty()
     done = fit(model, *batches, schedule, seed=settings.seed, directory=checkpoints, progress=progress)
-    model.cpu().save(output / MODEL)
-    scores = measure(model, samples, test)
+    trained: ConstrainedModel = model.cpu().eval()
+    if len(held):
+        trained = joint_law(trained, samples, early, held)
+    trained.save(output / MODEL)
+    scores = measure(trained, samples, test)
+    bands = conformal_bands(trained, samples, test, settings.level)
+    if bands is not None:
+        write_bands(output / BANDS, *bands)
     _plot_curves(output / CURVES, done)
-    sizes = {"training": len(training), "validation": len(validation), "test": len(test)}
+    sizes = {"training": len(training), "validation": len(early), "calibration": len(held), "test": len(test)}
     about = {"best_epoch": done.best_epoch, "epochs": done.epochs, "seconds": done.seconds, "samples": sizes}
     text = json.dumps({**scores, **about, "versions": versions()}, indent=2)
     (output / METRICS).write_text(text + "\n", encoding="utf-8")
     typer.echo(_table(scores, len(test)))
+    typer.echo(_joint(trained, settings, len(validation)))
+    typer.echo(_bands(bands, settings.level))
     typer.echo(f"Best of {done.epochs} epochs: {done.best_epoch + 1}. Run: {output}")
 
 
@@ -104,7 +122,7 @@ def _start(output: Path, content: dict[str, Any], grid: dict[str, np.ndarray]) -
 
 def _table(scores: dict[str, dict[str, float]], count: int) -> str:
     """Scores of the network and of the constrained model side by side, and the violation of the solutions."""
-    rows = {"mse": "MSE", "crps": "CRPS", "covered_90": "in the 90 % band"}
+    rows = {"mse": "MSE", "crps": "CRPS", "covered_90": "in the 90 % band", "blocks_covered_90": "  of block means"}
     rows |= {"violation_mean": "violation of means", "violation_draws": "  of draws"}
     lines = [f"{f'{count} held-out samples':22s}{'network':>14s}{'constrained':>14s}"]
     for name, title in rows.items():
@@ -113,6 +131,22 @@ def _table(scores: dict[str, dict[str, float]], count: int) -> str:
         lines.append(f"{scores['constrained']['failed']} events with draws that could not be projected are left out.")
     lines.append(f"The solutions themselves violate the constraints by {scores['solutions']['violation']:.2g}.")
     return "\n".join(lines)
+
+
+def _joint(model: ConstrainedModel, settings: Settings, count: int) -> str:
+    """What correlates the cells of an event."""
+    if model.calibration is not None:
+        return f"Joint law: {model.calibration}."
+    why = f"{count} validation samples are fewer than {2 * LEAST}" if settings.joint else "joint: false"
+    return f"Cells of an event are independent ({why}), so bands of sums are too narrow."
+
+
+def _bands(bands: tuple[Promise, CoverageReport] | None, level: float) -> str:
+    """The promise of conformal bands and what was measured."""
+    if bands is None:
+        least = 2 * math.ceil(level / (1 - level) - 1e-9)
+        return f"No conformal bands: the level {level:g} takes {least} test samples, half of them for the threshold."
+    return "Conformal bands of all cells of a sample at once:\n" + textwrap.indent(str(bands[1]), "  ")
 
 
 def _plot_curves(path: Path, done: Fit) -> None:

@@ -16,8 +16,8 @@ from probhard.errors import ParameterError
 
 RESULTS = Path("results")
 TABLES = (
-    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "joint-forecasting"),
-    *("conformal", "first-order", "timing", "speed"),
+    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
+    *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
 )
 
 

@@ -20,7 +20,21 @@ def reconcile(
     upper: Annotated[str | None, typer.Option(help="A number, or a column of upper bounds.")] = None,
     fixed: Annotated[str | None, typer.Option(help="A column of values that nodes must have, else empty.")] = None,
     metric: Annotated[
-        str | None, typer.Option(help="oblique (the default where spreads are known), orthogonal or structural.")
+        str | None,
+        typer.Option(help="middle, oblique, orthogonal or structural; default: learned on --past, else middle."),
+    ] = None,
+    covariance: Annotated[
+        str | None,
+        typer.Option(help="Joint law: errors (default with --history or --past), hierarchy (without) or independent."),
+    ] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="Observed and fitted values, for the joint law: unique_id, ds, y, models.")
+    ] = None,
+    past: Annotated[
+        Path | None, typer.Option(help="Past forecasts with cutoff and y, on which the metric is learned.")
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="Nodes, separated by commas: what moved them, in NAME-explained.")
     ] = None,
     level: Annotated[str | None, typer.Option(help="Intervals to add, in percent, such as 80,95.")] = None,
     models: Annotated[str | None, typer.Option(help="Models to reconcile; default: all columns of numbers.")] = None,

@@ -17,11 +17,21 @@ from probhard.forecasting.models import (
 )
 from probhard.forecasting.reconciliation import (
     CrossTemporal,
+    Explanation,
     Forecasts,
+    MetricWeights,
+    PastForecast,
+    PathLaw,
     ProjectionReconciler,
     Reconciled,
     Reconciliation,
     cross_temporal,
+    explain,
+    learn_metric,
+    learn_reconciliation,
+    learn_scale,
+    project_law,
+    projected_moments,
 )
 from probhard.forecasting.report import (
     Evaluation,
@@ -37,30 +47,42 @@ from probhard.forecasting.report import (
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
     from probhard.forecasting.models.estimator import DeepVAREstimator
+    from probhard.forecasting.views import cross_validation
 
 __all__ = [
     "BaseForecast",
     "CrossTemporal",
     "DeepVAREstimator",
     "Evaluation",
+    "Explanation",
     "Forecasts",
     "HierarchicalData",
     "HierarchicalForecaster",
     "Incoherence",
+    "MetricWeights",
+    "PastForecast",
+    "PathLaw",
     "ProjectionReconciler",
     "Reconciled",
     "Reconciliation",
     "base_forecast",
     "calibration",
     "cross_temporal",
+    "cross_validation",
     "crps_levels",
     "evaluate",
+    "explain",
     "from_frame",
     "incoherence",
     "last_value",
+    "learn_metric",
+    "learn_reconciliation",
+    "learn_scale",
     "load",
     "pit_counts",
     "pooled_crps",
+    "project_law",
+    "projected_moments",
     "reconcile",
     "seasonal_bootstrap",
     "seasonal_naive",
@@ -70,6 +92,7 @@ __all__ = [
 LAZY = {  # need GluonTS
     "DeepVAREstimator": "models.estimator",
     "HierarchicalForecaster": "forecaster",
+    "cross_validation": "views",
 }
 
 

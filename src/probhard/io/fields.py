@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from probhard._util.atomic import replacing
-from probhard.errors import ParameterError, optional
+from probhard.errors import MissingExtraError, ParameterError
+from probhard.io.arrays import read_hdf5, read_npz, read_zarr
 from probhard.io.cells import Cells
 
 __all__ = ["FORMATS", "Cells", "read_fields", "write_npz"]
@@ -38,41 +39,17 @@ def read_fields(path: Path) -> dict[str, np.ndarray]:
             "Fields are read from these formats.",
             "Check the path, or save them with numpy.savez; docs/files.md has the names of the arrays.",
         )
-    read = {".npz": _read_npz, ".zarr": _read_zarr}.get(suffix, _read_hdf5)
+    read = {".npz": read_npz, ".zarr": read_zarr}.get(suffix, read_hdf5)
     try:
         return {name: _real(path, name, array) for name, array in read(path)}
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
-        if isinstance(error, ParameterError):
-            raise
+    except (ParameterError, MissingExtraError):
+        raise
+    except Exception as error:  # damaged files make the libraries raise errors of any type
         raise ParameterError(
-            f"{path} cannot be read ({error}).",
+            f"{path} cannot be read ({error or type(error).__name__}).",
             "It must hold plain numeric arrays; pickled objects are never loaded.",
             "Save numbers only, for instance with numpy.savez(path, mean=mean.astype(float)).",
         ) from error
-
-
-def _read_npz(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError("not an .npz archive")
-    with np.load(path, allow_pickle=False) as archive:
-        for name in archive.files:
-            yield name, archive[name]
-
-
-def _read_zarr(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    group = optional("zarr", "fields", "Reading this file").open_group(str(path), mode="r")
-    for name, array in group.arrays():
-        if "pickle" in str(array.metadata.to_dict()).lower():
-            raise ValueError(f"the array {name!r} is stored as pickled objects")
-        yield name, array[...]
-
-
-def _read_hdf5(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    library = optional("h5py", "fields", "Reading this file")
-    with library.File(path, "r") as file:
-        for name, array in file.items():
-            if isinstance(array, library.Dataset):
-                yield name, array[...]
 
 
 def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
@@ -89,6 +66,9 @@ def _real(path: Path, name: str, array: np.ndarray) -> np.ndarray:
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays by name to an ``.npz`` file, atomically; memory maps are streamed."""
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+        with zipfile.ZipFile(file, "w", allowZip64=True) as archive:  # numpy.savez takes no array named "file"
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())

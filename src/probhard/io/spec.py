@@ -22,6 +22,7 @@ import numpy as np
 from probhard.errors import ParameterError, ShapeError
 from probhard.io.cells import Cells
 from probhard.io.data import MASK, VOLUMES, Data
+from probhard.io.plain import read_plain
 from probhard.io.registry import REGISTRY
 from probhard.io.settings import closest_name
 
@@ -99,6 +100,14 @@ def cells_from(
     grid = shape[len(shape) - len(axes) :]
     if 0 in shape:
         raise ShapeError(f"The fields have shape {shape}.", "There is nothing in them.", "Save at least one field.")
+    if "axes" not in top and len(set(grid)) < len(grid):
+        twin = next(size for size in grid if grid.count(size) > 1)
+        alike = [axis for axis, size in zip(axes, grid) if size == twin]
+        raise ParameterError(
+            f"The axes {' and '.join(alike)} of the grid {grid} both have {twin} points.",
+            "Nothing says in which order the arrays have them; swapped axes would pass unnoticed.",
+            f"Write 'axes: [{', '.join(axes)}]' in the constraints file, in the order of the arrays.",
+        )
     for axis, size in zip(axes, grid):
         if axis in arrays and arrays[axis].shape != (size,):
             raise ShapeError(
@@ -120,18 +129,9 @@ def read_spec(path: Path, kind: str = "constraints file", start: str = "constrai
         start: An example of its content, for errors.
 
     Raises:
-        ParameterError: It cannot be read, or is not YAML of plain values.
+        ParameterError: It cannot be read, is not YAML of plain values, or exceeds the limits of ``read_plain``.
     """
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ParameterError(
-            f"The {kind} {path} cannot be read ({error}).",
-            "It must be YAML of plain values.",
-            f"Start from '{start}'.",
-        ) from error
+    return read_plain(path, kind, start)
 
 
 def _entries(spec: Any) -> list[tuple[str, dict[str, Any]]]:

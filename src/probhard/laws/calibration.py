@@ -24,6 +24,7 @@ from probhard.errors import ParameterError, ShapeError
 from probhard.laws._transforms import wave_numbers
 from probhard.laws.covariance import Covariance, Factored, LowRank
 from probhard.laws.distribution import LocationScale
+from probhard.laws.field_correlation import resized
 from probhard.laws.spectral import Spectral
 
 
@@ -96,6 +97,18 @@ class Calibration:
         )
         labels = torch.tensor(self.groups, dtype=torch.int64)
         return calibrated(correlated(law, self.correlation), Numbers(own, shared, by_group, labels, by_octave))
+
+    def on_grid(self, shape: Sequence[int]) -> Calibration | None:
+        """The same for fields on another grid of the same domain; None if that cannot be said."""
+        grid, old = tuple(shape), self.correlation
+        if old is None or (isinstance(old, Spectral) and old.shape_of_field == grid):
+            return self
+        if self.groups or not isinstance(old, Spectral) or len(grid) != len(old.shape_of_field):
+            return None
+        new = resized(old, grid)
+        count = int(octaves(new).max()) + 1 if self.by_octave else 0
+        numbers = (tuple(self.by_octave) + tuple(self.by_octave[-1:]) * count)[:count]
+        return replace(self, by_octave=numbers, correlation=new)
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors to save."""

@@ -53,3 +53,28 @@ def spectral_correlation(residuals: Tensor, shape: Sequence[int], boundary: str 
         )
     power = _transforms.forward(residuals.detach(), grid, boundary).square().mean(0)
     return Spectral.normalised(grid, power, torch.ones_like(power), 1 - WHITE, boundary)
+
+
+def resized(correlation: Spectral, shape: Sequence[int]) -> Spectral:
+    """The correlation of the same waves on another grid of the same domain; waves that it adds have no power.
+
+    Args:
+        correlation: A correlation with unit diagonal.
+        shape: Points along each axis of the other grid.
+
+    Returns:
+        The correlation, with unit diagonal and the same share of independent noise.
+    """
+    power, grid = correlation.power.unflatten(-1, correlation.shape_of_field), tuple(int(m) for m in shape)
+    for axis, (old, new) in enumerate(zip(correlation.shape_of_field, grid)):
+        k = torch.arange(new, device=power.device)
+        if correlation.boundary == "periodic":
+            k = torch.where(k > new // 2, k - new, k)
+            kept, k = k.abs() <= (min(old, new) - 1) // 2, k % old
+        else:
+            kept, k = k < old, k.clamp(max=old - 1)
+        size = [-1 if i == axis else 1 for i in range(len(grid))]
+        power = power.index_select(axis, k) * kept.reshape(size)
+    share = 1 - float(correlation.diagonal_part.mean())
+    flat = power.flatten()
+    return Spectral.normalised(grid, flat, torch.ones_like(flat), share, correlation.boundary)

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from probhard.errors import ParameterError
 from probhard.io.fields import Cells
 from probhard.io.settings import Reader, at_least, closest_name, listed, number, setting, switch, whole, within, word
 from probhard.io.spec import KEYS
 from probhard.method import METHODS, Method
-from probhard.score import BlockMeans, Directions, Functionals
+from probhard.pde.joint import block_means
 
 MODES = 12  # per axis, fewer on grids that cannot resolve them
 PADDING = 9  # points on the right of each axis, for fields that are not periodic
@@ -29,7 +28,8 @@ READERS: dict[str, Reader] = {
     "functional_weight": (within(0, math.inf), "a number from 0 on"),
     "modes": (listed(whole), "a whole number, or one per axis of the grid"),
     "split": (listed(number), "three numbers, for training, validation and test"),
-    "normalise": (switch, "true or false"),
+    **dict.fromkeys(("normalise", "joint"), (switch, "true or false")),
+    "level": (within(0, 1, inside=False), "a number between 0 and 1"),
 }
 STEPS = {name: method.inference for name, method in METHODS.items()}
 PROJECTED = [  # methods whose draws all obey the entire constraint
@@ -52,6 +52,9 @@ class Settings:
         rank: Columns of the factor that correlates the cells of an event; 0 for independent cells.
         functionals: Sizes of blocks whose means are scored in training, beside the mean of the event; None for none.
         functional_weight: Their weight in the loss.
+        joint: Correlate the cells of an event as errors on validation samples are; half of these then fit calibration
+            numbers, and early stopping uses the other half.
+        level: Wanted coverage of the conformal bands of a sample.
         seed: Seed of weights, data order and split.
         split: Shares of the samples for training, validation and test.
         normalise: Standardise inputs and solutions.
@@ -70,6 +73,8 @@ class Settings:
     rank: int = 0
     functionals: list[int] | None = None
     functional_weight: float = 0.3
+    joint: bool = True
+    level: float = 0.9
     seed: int = 0
     split: list[float] | None = None
     normalise: bool = True
@@ -124,13 +129,7 @@ class Settings:
         """The method of ``step`` with the functionals that it scores on these cells."""
         if self.functionals is None:
             return self.step()
-        family: Functionals = BlockMeans(cells.shape, (*self.functionals, "total"))
-        if cells.inside is not None:  # means over the cells of the domain in each block that has any
-            matrix = family.matrix[:, cells.inside]
-            count = matrix.sum(1)
-            there = count > 0
-            names = [name for name, kept in zip(family.labels, there) if kept]
-            family = Directions(sp.diags_array(1 / count[there]) @ matrix[there], names)
+        family = block_means(cells, (*self.functionals, "total"))
         return self.step().replace(functionals=family, functional_weight=self.functional_weight)
 
     def resolved(self, grid: tuple[int, ...]) -> Settings:

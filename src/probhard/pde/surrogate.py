@@ -19,6 +19,7 @@ from probhard.errors import ProbhardError
 from probhard.laws.covariance import Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
+from probhard.pde.joint import scored_blocks
 from probhard.pde.operators import VarianceNO
 from probhard.pde.samples import Samples
 from probhard.pde.settings import PADDING, PROJECTED, READERS, Settings
@@ -154,7 +155,8 @@ def check_constraints(model: ConstrainedModel, samples: Samples, numbers: np.nda
         assert batch.target is not None
         points = batch.target.flatten(0, 1)
         try:
-            DPPL(metric).project(points, samples.constraint(batch.context), (points, torch.ones_like(points)))
+            layer, law = DPPL(metric, on_failure="raise"), (points, torch.ones_like(points))
+            layer.project(points, samples.constraint(batch.context), law)
         except ProbhardError as error:
             if len(part) == 1:
                 raise type(error)(f"Sample {part[0]}: {error.what}", error.why, error.fix) from error
@@ -174,21 +176,24 @@ def measure(model: ConstrainedModel, samples: Samples, numbers: np.ndarray, draw
         draws: Number of draws per event.
 
     Returns:
-        Means over cells of mse, crps (unbiased) and covered_90 (solutions within the central 90 % of the draws), and
-        the largest violations. Events with draws that could not be projected are only counted, as ``failed``.
+        Means over cells of mse, crps (unbiased) and covered_90 (solutions within the central 90 % of the draws), the
+        same share of block means, and the largest violations. Events with draws that could not be projected are only
+        counted, as ``failed``.
     """
     step, generator = model.method.inference, torch.Generator().manual_seed(0)
     assert step.metric is not None
     layer, rows = DPPL(step.metric, on_failure="flag"), dict[str, list[dict[str, Tensor]]]()
+    blocks = scored_blocks(samples.cells).rows(samples.cells.variables)
     size = max(1, BUDGET // (draws * samples.cells.index.size))
     for part in np.array_split(numbers, -(-len(numbers) // size)):
         batch = samples.batch(part)
         assert batch.target is not None
         target, constraint = batch.target.flatten(0, 1), samples.constraint(batch.context)
         rows.setdefault("solutions", []).append({"violation": constraint.violation(target)})
-        law = model.backbone(batch.inputs)
+        base = model.backbone(batch.inputs)
+        law = base if model.calibration is None else model.calibration.apply(base)
         z = law.sample((draws,), generator)
-        projected, mean = layer.project(z, constraint, law), layer(law, constraint).mean
+        projected, mean = layer.project(z, constraint, base), layer(law, constraint, metric_from=base).mean
         kept = projected.stats.converged.all(0)
         forecasts = {"network": (law.mean, z), "constrained": (mean, projected.value)}
         for name, (center, sample) in forecasts.items():
@@ -196,6 +201,7 @@ def measure(model: ConstrainedModel, samples: Samples, numbers: np.ndarray, draw
                 "mse": (center - target).square().mean(-1),
                 "crps": scores.crps_ensemble(sample, target, estimator="fair").mean(-1),
                 "covered_90": scores.coverage(sample, target).mean(-1),
+                "blocks_covered_90": scores.coverage(blocks.apply(sample), blocks.apply(target)).mean(-1),
                 "violation_mean": constraint.violation(center),
                 "violation_draws": constraint.violation(sample).amax(0),
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.tangent import Differential
 
+if TYPE_CHECKING:
+    from probhard.projection.mean_field import MeanField
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -25,12 +29,18 @@ class Stats:
         residual: Largest violation relative to the terms that cancel, (*samples, *batch).
         converged: Whether the point is feasible and, for iterative methods, stationary, (*samples, *batch).
         local: Whether the set is not convex, so that a nearer point may exist.
+        redrawn: Number of draws that were drawn again, with ``on_failure="retry"``.
+        masked: Number of points that failed and are NaN, with ``on_failure="retry"``.
+        failure_share: Share of failures among the last 1,000 points of the layer, with ``on_failure="retry"``.
     """
 
     steps: Tensor
     residual: Tensor
     converged: Tensor
     local: bool = False
+    redrawn: int = 0
+    masked: int = 0
+    failure_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,9 @@ class Projector(ABC):
     """Projects points on one constraint under one weight.
 
     Attributes:
-        moments_from: The choice of ``covariance="auto"``: ``"delta"``, ``"censored"`` or ``"monte-carlo"``.
+        moments_from: The choice of ``covariance="auto"`` without a mean field: ``"delta"``, ``"censored"`` or
+            ``"monte-carlo"``.
+        mean_field: The rule ``"mean-field"``; None if the set does not have it.
         has_equalities: Whether there are equalities among the parts.
         local: Whether the set is not convex, so that a mean of feasible points may be infeasible.
     """
@@ -60,6 +72,7 @@ class Projector(ABC):
     moments_from = "delta"
     has_equalities = True
     local = False
+    mean_field: MeanField | None = None
 
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
@@ -121,6 +134,7 @@ class Options:
         dense: Ignore the structure of linear rows.
         hessian: Use exact Hessians in every step of a nonlinear projection.
         validate: Check values in eager mode.
+        restarts: Number of shifted starts for points that a nonlinear projection does not find from z.
         iterations: Number of branch-free iterations for polyhedral sets; None for exact methods.
     """
 
@@ -129,4 +143,5 @@ class Options:
     dense: bool = False
     hessian: bool = False
     validate: bool = True
+    restarts: int = 2
     iterations: int | None = None

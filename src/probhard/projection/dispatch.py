@@ -49,6 +49,7 @@ from probhard.projection.factored import FactoredProjector
 from probhard.projection.iterated import IteratedProjector, iterated
 from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
+from probhard.projection.mean_field import MeanField
 from probhard.projection.nonlinear import NonlinearProjector
 from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
@@ -102,6 +103,15 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     broadcast_batch(z.shape[:-1], plan.parts.batch_shape, "the distribution", "the constraint")
     if options.iterations is not None and iterated(plan.parts):
         return IteratedProjector(plan.parts, weight, options)
+    projector = _chosen(plan, weight, options)
+    rule = MeanField(plan.parts, weight, options.oblique)
+    if rule.served:
+        projector.mean_field = rule
+    return projector
+
+
+def _chosen(plan: Plan, weight: Covariance, options: Options) -> Projector:
+    """The direct method of shared dense rows or of factored weights, else the projector by the table."""
     direct = reduced(plan.parts, weight, options)
     if direct is None and _factored(plan.parts, weight):
         assert isinstance(weight, Factored)

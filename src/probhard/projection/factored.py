@@ -34,7 +34,7 @@ from probhard.tangent import Differential
 FORMED = 64  # up to this many columns of G the Hessian is a matrix
 STEPS, HALVINGS = 60, 30
 SETTLED = 1e-12  # the next step's length in the metric, relative to the distance moved
-LOOSE = 1e-6  # relative error of a Newton step by conjugate gradients
+LOOSE = 1e-3  # relative error of a Newton step by conjugate gradients: half the products of 1e-6, two steps more
 BEYOND = 0.1  # slope behind the minimum at which a step is too long, relative to the slope at its start
 ROUNDING = 1e-15  # ... and to the distance of the point from 0
 

@@ -9,7 +9,8 @@ without sampling. Every draw is projected and therefore feasible. The moments ar
 |------------------|----------------------------------------------------------------------|-------------------------|
 | ``delta``        | from the tangent at the mean                                         | equalities              |
 | ``second-order`` | from the tangent and the curvature at the mean                       | never                   |
-| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds                  |
+| ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds alone, many rows |
+| ``mean-field``   | of every row in the mean field of the others                         | linear rows and bounds  |
 | ``monte-carlo``  | of fixed antithetic draws                                            | other inequalities      |
 | ``keep``         | projected mean, unchanged covariance; draws are not feasible         | never                   |
 """
@@ -31,16 +32,13 @@ from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
 from probhard.projection.eager import breaks_graph, outside
-from probhard.projection.frozen import FrozenIterations, FrozenProjection
-from probhard.projection.iterated import IteratedProjector
-from probhard.projection.parts import parts_of
-from probhard.projection.policy import Policy
+from probhard.projection.frozen import FrozenIterations, FrozenProjection, frozen
+from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
 
-COVARIANCES = ("auto", "delta", "second-order", "censored", "monte-carlo", "keep")
+COVARIANCES = ("auto", "delta", "second-order", "censored", "mean-field", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
-FAILURES = ("raise", "flag", "resample")
 
 
 class DPPL(nn.Module):
@@ -48,15 +46,20 @@ class DPPL(nn.Module):
 
     Args:
         metric: ``"oblique"``, ``"orthogonal"`` or a ``Metric``, fixed or learned.
-        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"monte-carlo"`` or ``"keep"``.
+        covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"mean-field"``, ``"monte-carlo"`` or
+            ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
-        on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
+        on_failure: For points whose projection fails: ``"retry"``, ``"raise"``, ``"flag"`` or ``"resample"``; see
+            ``projection.policy``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
         solver: ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in every step of a
             nonlinear projection, which the default (None) only does for slow points.
         draws: Number of fixed draws of ``"monte-carlo"``.
         iterations: Number of branch-free iterations for polyhedral sets, to compile and export; None for exact
             methods. Results are approximate: ``.feasible`` and ``stats`` say how far.
+
+    Attributes:
+        failures: Counts of ``"retry"``: draws that were redrawn, means that were masked, share of recent failures.
 
     Raises:
         ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
@@ -67,7 +70,7 @@ class DPPL(nn.Module):
         metric: str | Metric = "oblique",
         covariance: str = "auto",
         curvature: str = "gauss-newton",
-        on_failure: str = "raise",
+        on_failure: str = "retry",
         validate_args: bool = True,
         solver: str | None = None,
         draws: int = 100,
@@ -93,6 +96,7 @@ class DPPL(nn.Module):
         self.iterations = iterations
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
+        self.failures = Failures()
 
     def extra_repr(self) -> str:
         """The options that ``repr`` shows."""
@@ -104,8 +108,8 @@ class DPPL(nn.Module):
         Args:
             dist: A ``LocationScale``, a torch distribution or a ``Projected``, over (*batch, n).
             constraint: What to project on.
-            metric_from: Distribution whose covariance the oblique metric uses; ``dist`` itself for None. A calibrated
-                law keeps the metric of the uncalibrated one, and with it the projected mean.
+            metric_from: Distribution whose covariance the metric uses, if it uses one; ``dist`` itself for None. A
+                calibrated law keeps the metric of the uncalibrated one, and with it the projected mean.
 
         Returns:
             The projected law; with ``covariance="keep"`` a ``LocationScale``, whose draws are not feasible.
@@ -113,7 +117,8 @@ class DPPL(nn.Module):
         Raises:
             ParameterError: Values are invalid, or no method handles the constraint.
             ShapeError: Distribution and constraint do not fit.
-            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``.
+            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``; with
+                ``"retry"``, that of too many means.
         """
         if self.iterations is None and breaks_graph(constraint):
             return cast(Projected, outside(self.forward, dist, constraint, metric_from))
@@ -121,12 +126,12 @@ class DPPL(nn.Module):
         if self.validate_args:
             base.validate()
         with no_autocast(base.loc):
-            own = metric_from is None or not self.metric.oblique
+            own = metric_from is None or self.metric.fixed
             cov = base.cov if own else as_location_scale(metric_from, validate_args=False).cov.to(base.loc.dtype)
             projector = self._projector(base.loc, cov, constraint, self.metric.oblique and own)
-            kind = self._kind(projector, constraint)
-            if kind == "censored":
-                return Projected(base, constraint, self._policy, projector, censored=True)
+            kind = self._kind(projector, constraint, base)
+            if kind in ("censored", "mean-field"):
+                return Projected(base, constraint, self._policy, projector, closed=kind)
             if kind == "second-order":
                 return second_order(base, constraint, self._policy, projector)
             if kind in ("keep", "monte-carlo"):
@@ -135,16 +140,22 @@ class DPPL(nn.Module):
                 mean, scale, tangent = solution.value, None, solution.tangent
             else:
                 solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
-        if solution is not None:
-            self._policy.check(solution.stats, projector, base.loc)
+        failed = None if solution is None else self._policy.check(solution.stats, projector, base.loc)
         if kind == "keep":
-            return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
+            return LocationScale(blanked(mean, failed), base.cov, base.family, validate_args=False)
+        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution, failed=failed)
 
-    def _kind(self, projector: Projector, constraint: Constraint) -> str:
+    def _kind(self, projector: Projector, constraint: Constraint, base: LocationScale) -> str:
         """How the moments are computed."""
+        rule = projector.mean_field
         if self.covariance == "auto":
-            return projector.moments_from
+            return "mean-field" if rule is not None and rule.cheap and rule.fits(base) else projector.moments_from
+        if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
+            raise ParameterError(
+                f"covariance='mean-field' got the constraint {constraint!r} and a {base.family.name} law.",
+                "It needs linear rows or bounds that interact, shared by the batch, and one family of finite variance.",
+                "Use covariance='auto', which takes another rule here.",
+            )
         if self.covariance == "censored" and projector.moments_from != "censored":
             raise ParameterError(
                 f"covariance='censored' got the constraint {constraint!r}.",
@@ -232,20 +243,9 @@ class DPPL(nn.Module):
             )
         like = torch.zeros(n, dtype=torch.float64)
         with torch.no_grad():
-            projector = self._projector(like, None, constraint)
-            frozen: FrozenProjection | FrozenIterations
-            if isinstance(projector, IteratedProjector):
-                frozen = FrozenIterations(projector)
-            elif alone:
-                solution = projector.solve(like)
-                matrix = solution.tangent.apply(torch.eye(n).to(like)).mT
-                frozen = FrozenProjection(matrix.contiguous(), solution.value)
-            else:  # bounds alone
-                options = Options(iterations=self.iterations)
-                frozen = FrozenIterations(
-                    IteratedProjector(parts_of(constraint, n), self.metric.weight(like, None), options)
-                )
-        return frozen.to(dtype or torch.get_default_dtype())
+            options = Options(iterations=self.iterations)
+            made = frozen(constraint, n, self.metric.weight(like, None), options)
+        return made.to(dtype or torch.get_default_dtype())
 
     def _projector(
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
@@ -262,12 +262,15 @@ class DPPL(nn.Module):
             hessian=self.solver == "newton",
             validate=self.validate_args,
             iterations=self.iterations,
+            restarts=RESTARTS.get(self.on_failure, FEWER_RESTARTS),
         )
         return projector_of(constraint, z, weight, options)
 
     @property
     def _policy(self) -> Policy:
-        return Policy(self.on_failure, self.validate_args, self.draws, self.iterations is not None)
+        return Policy(
+            self.on_failure, self.validate_args, self.draws, self.failures, approximate=self.iterations is not None
+        )
 
 
 def _check_cov(z: Tensor, cov: Covariance) -> None:

@@ -19,12 +19,13 @@ from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import broadcast, checking, divide, matvec, safe_sqrt
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
-from probhard.rows.system import LinearSystem
+from probhard.projection.nonlinear_diagnosis import Attempt
+from probhard.rows.redundant import RedundantRows
 from probhard.solvers import sqp
-from probhard.solvers.linearised import Linearised
+from probhard.solvers.linearised import Linearised, revealed
 from probhard.solvers.sqp_steps import Iterates
 from probhard.tangent import Differential, PinnedTangent, ProjectedCovariance, Tangent, tangent_of
 
@@ -57,6 +58,7 @@ class NonlinearProjector(Projector):
         self.exact = options.exact
         self.weight = weight.to(torch.float64)
         self.first: Tangent | None = None
+        self.attempt: Attempt | None = None
         if linear is not None:
             self.first = tangent_of(linear.system, self.weight)
             if options.validate and checking():
@@ -88,7 +90,11 @@ class NonlinearProjector(Projector):
         guess = None if start is None else start.detach().to(torch.float64).expand(point.shape)
         if guess is not None and self.first is not None and self.linear is not None:
             guess = self.first.project(guess, self.linear.b).detach()
-        iterates = sqp.solve(self.curved, point.detach(), _detached(self.weight), guess, self.options.hessian)
+        options = self.options
+        iterates = sqp.solve(
+            self.curved, point.detach(), _detached(self.weight), guess, options.hessian, options.restarts
+        )
+        self.attempt = Attempt(self.curved, point.detach(), _detached(self.weight).diagonal(), iterates)
         value = self.attached(point, iterates)
         converged, residual = iterates.converged, iterates.residual
         if self.linear is not None:
@@ -96,6 +102,9 @@ class NonlinearProjector(Projector):
             converged = converged & (residual <= TOLERANCE[torch.float64])
         stats = Stats(iterates.steps, residual, converged, self.local)
         return Solution(value.to(z.dtype), NonlinearTangent(self, point, value, iterates), stats)
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        return None if self.attempt is None else self.attempt.explained(stats)
 
     def attached(self, z: Tensor, iterates: Iterates) -> Tensor:
         """The nearest points with gradients in z, in the weight and in the constraint's data.
@@ -117,7 +126,7 @@ class NonlinearProjector(Projector):
         if not self.exact:
             with torch.no_grad():
                 rows = self.curved.jacobian_rows(iterates.u)
-            tangent = tangent_of(LinearSystem.of_structure(rows), self.weight)
+            tangent = revealed(rows, self.weight)
             moved = tangent.project(z, rows.apply(iterates.u) - self.curved.residual(iterates.u))
             return iterates.u + moved - moved.detach()
         pulled = _pulled(self.curved, iterates)
@@ -149,7 +158,7 @@ class NonlinearTangent(Differential):
         """The Gauss-Newton tangent ``I - W J^T (J W J^T)^-1 J``; its gradients reach the point through J."""
         if self._rows is None:
             rows = self.projector.curved.jacobian_rows(self.value)
-            self._rows = tangent_of(LinearSystem.of_structure(rows), self.projector.weight)
+            self._rows = revealed(rows, self.projector.weight)
         return self._rows
 
     def apply(self, x: Tensor) -> Tensor:
@@ -218,7 +227,8 @@ class NonlinearTangent(Differential):
         weight = self.projector.weight.dense()
         matrix = rows.core.dense()
         upper = torch.cat([torch.eye(n).to(bent) + weight @ bent, weight @ matrix.mT], -1)
-        corner = matrix.new_zeros(*matrix.shape[:-1], matrix.shape[-2])
+        corner = -rows.core.filling if isinstance(rows.core, RedundantRows) else matrix.new_zeros(matrix.shape[-2], 1)
+        corner = corner.expand(*matrix.shape[:-1], matrix.shape[-2])
         lower = torch.cat([matrix, corner], -1).expand(*upper.shape[:-2], -1, -1)
         right = torch.eye(n + matrix.shape[-2], n).to(bent).expand(*upper.shape[:-2], -1, -1)
         self._matrix = torch.linalg.solve(torch.cat([upper, lower], -2), right)[..., :n, :]

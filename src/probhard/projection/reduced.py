@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.diagnosis import check_capacity
 from probhard.projection.lifting import joined, lift, shared
+from probhard.projection.merged_rows import independent_rows
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import FaceProjector, censored_laws, finished, within
 from probhard.projection.reduced_tangent import ReducedTangent, on_face
@@ -124,10 +124,7 @@ class ReducedRows:
         bounded = (torch.isfinite(lower) | torch.isfinite(upper)).reshape(-1, n).any(0).nonzero().squeeze(-1)
         equal, right = like.new_zeros(0, n), like.new_zeros(0)
         if parts.linear is not None:
-            equal, right = parts.linear.system.map.at(like).dense(), parts.linear.b.to(like)
-            if parts.linear.system.redundancy is not None:
-                kept = torch.from_numpy(parts.linear.system.redundancy.others.astype(np.int64)).to(like.device)
-                equal, right = equal.index_select(-2, kept), right.index_select(-1, kept)
+            equal, right = independent_rows(parts.linear, like)
         rows = [part.prepared.map.at(like).dense() for part in parts.inequalities]
         rows.append(torch.eye(n, dtype=like.dtype, device=like.device).index_select(0, bounded))
         most = [part.d.to(like) for part in parts.inequalities]

@@ -65,14 +65,15 @@ class DenseRows(Mapped):
 
 
 class DenseRowsFactor(Factor):
-    """``L L^T = A W A^T``."""
+    """``L L^T = A W A^T``, plus the filling (*batch, q, q) of its null space if there is one."""
 
     structure: DenseRows
 
-    def __init__(self, structure: DenseRows, weight: Tensor) -> None:
+    def __init__(self, structure: DenseRows, weight: Tensor, filling: Tensor | None = None) -> None:
         self.structure, self.weight = structure, weight
         self.scaled = structure.map.matrix * weight.unsqueeze(-2)  # A W
-        self.lower, self.info = torch.linalg.cholesky_ex(self.scaled @ structure.map.matrix.mT)
+        gram = self.scaled @ structure.map.matrix.mT
+        self.lower, self.info = torch.linalg.cholesky_ex(gram if filling is None else gram + filling)
 
     def solve(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)

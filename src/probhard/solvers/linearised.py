@@ -4,6 +4,7 @@ With ``J = dh/du`` and the weight ``W = Q^-1``, the tangent space ``J x = 0`` ha
 
     P = I - W J^T M^-1 J,     M = J W J^T.
 
+Dense rows may depend on each other; M is then filled up along its null space (``rows.redundant``).
 ``tangential`` solves the reduced Newton system ``(I + P W C) x = P W t`` by projected conjugate gradients.
 """
 
@@ -18,13 +19,45 @@ from torch import Tensor
 from probhard._util.numerics import TINY
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance
+from probhard.rows.base import Structure
+from probhard.rows.dense import DenseRows
+from probhard.rows.redundant import DEPENDENT, RedundantRows, filling
 from probhard.rows.system import LinearSystem
 from probhard.tangent import Tangent, tangent_of
 
 CONJUGATE = 30  # steps of conjugate gradients
 INEXACT, EXACT = 1e-4, 1e-10  # their relative accuracy: of a step on the way, of derivatives
 SINGULAR = 1e-7  # smallest pivot of M relative to the largest, at which J counts as rank deficient
+ROUNDED = 1e-4  # smallest size of a variable, relative to the largest, in tests of feasibility
 FLAT = 1e-10  # curvature along a direction, relative to its length, that counts as none
+
+
+def revealed(rows: Structure, weight: Covariance, dependent: float = DEPENDENT) -> Tangent:
+    """The tangent of rows under a weight; dense rows may depend on each other.
+
+    Args:
+        rows: The rows of J.
+        weight: W.
+        dependent: Eigenvalues of M, scaled to a unit diagonal, that count as 0; above the default they are sought for
+            all points, not only for those whose factor fails.
+    """
+    tangent = tangent_of(LinearSystem.of_structure(rows), weight)
+    if not isinstance(rows, DenseRows):
+        return tangent
+    with torch.no_grad():
+        sound = _regular(tangent) if dependent <= DEPENDENT else torch.zeros((), dtype=torch.bool)
+        if bool(sound.all()):
+            return tangent
+        matrix = rows.map.matrix.detach()
+        images = weight.apply(matrix.movedim(-2, 0)).movedim(0, -1)  # W J^T, (*lead, n, q)
+        extra = torch.where(sound[..., None, None], 0.0, filling(matrix @ images.to(matrix), dependent))
+    return tangent_of(LinearSystem.of_structure(RedundantRows(rows.map.matrix, extra)), weight)
+
+
+def _regular(tangent: Tangent) -> Tensor:
+    """Where M has a factor without tiny pivots, (*lead,) bool."""
+    pivots = tangent.pivots().detach()
+    return pivots.amin(-1) > SINGULAR * pivots.amax(-1)
 
 
 @dataclass(frozen=True)
@@ -37,12 +70,13 @@ class Linearised:
     regular: Tensor  # (*lead,) bool
 
     @classmethod
-    def at(cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance) -> Linearised:
-        """Evaluate the constraint at u (*lead, n) and factor M."""
+    def at(
+        cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance, dependent: float = DEPENDENT
+    ) -> Linearised:
+        """Evaluate the constraint at u (*lead, n) and factor M; ``dependent`` as in ``revealed``."""
         h, rows = constraint.linearised(u)
-        tangent = tangent_of(LinearSystem.of_structure(rows), weight)
-        pivots = tangent.pivots().expand(*h.shape[:-1], -1)
-        regular = (pivots.amin(-1) > SINGULAR * pivots.amax(-1)) & torch.isfinite(h).all(-1)
+        tangent = revealed(rows, weight, dependent)
+        regular = _regular(tangent).expand(h.shape[:-1]) & torch.isfinite(h).all(-1)
         return cls(h, tangent, weight, regular)
 
     def push(self, x: Tensor) -> Tensor:
@@ -65,9 +99,13 @@ class Linearised:
         """``P^T v``, the tangential part of a dual vector (*lead, n)."""
         return v - self.pull(self.multiplier(self.push(self.weight.apply(v))))
 
-    def relative(self, u: Tensor) -> Tensor:
-        """Largest residual relative to the terms that should cancel, (*lead,)."""
-        size = self.tangent.core.magnitude(u.abs() + 1e-8)
+    def relative(self, u: Tensor, z: Tensor) -> Tensor:
+        """Largest residual at u relative to the terms that should cancel, (*lead,).
+
+        Variables count as at least ``ROUNDED`` of the largest in u and z, from which u was computed.
+        """
+        largest = torch.maximum(u.abs().amax(-1, keepdim=True), z.abs().amax(-1, keepdim=True))
+        size = self.tangent.core.magnitude(u.abs() + ROUNDED * largest)
         return (self.h.abs() / size.clamp(min=TINY)).amax(-1).nan_to_num(torch.inf)
 
     def tangential(
@@ -89,7 +127,8 @@ class Linearised:
         size = (residual * residual_dual).sum(-1)
         first = size
         positive = torch.ones_like(size, dtype=torch.bool)
-        for _ in range(min(CONJUGATE, p.shape[-1] - self.h.shape[-1] + 2)):
+        count = 0 if isinstance(self.tangent.core, RedundantRows) else self.h.shape[-1]
+        for _ in range(min(CONJUGATE, p.shape[-1] - count + 2)):
             curved = p_dual + bend(p)
             along = (p * curved).sum(-1)
             open_ = positive & (size > accuracy**2 * first) & (size > 0)

@@ -3,20 +3,24 @@
     u* = argmin |u - z|_Q^2 / 2     subject to  h(u) = 0,     Q = W^-1.
 
 All points first take full steps (``sqp_steps``), shortened until an l1 merit falls. Points that are slow then take
-Newton steps with the exact Hessian in rounds, and points that are stuck restore feasibility first. The result is
-``Iterates``: the points, their multipliers and how well they satisfy the optimality conditions.
+Newton steps with the exact Hessian in rounds (``sqp_dense`` for few variables). Points that are stuck begin again, from
+the feasible point next to z, then from shifted ones. The result is ``Iterates``: the points, their multipliers and how
+well they satisfy the optimality conditions.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TINY
 from probhard._util.tensors import divide
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance, Diagonal
+from probhard.solvers import sqp_dense
+from probhard.solvers.sqp_dense import small, suits
 from probhard.solvers.sqp_steps import (
     ACCEPTED,
     STATIONARY,
@@ -29,10 +33,34 @@ from probhard.solvers.sqp_steps import (
 )
 
 QUICK, MORE = 6, 8  # steps for all points, and for those that will finish at their present rate
-SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))
-ROUNDS = ((MORE, False), *SLOW, *SLOW)  # numbers of further steps, with Hessians or without
-RESTART = 1 + len(SLOW)  # the round that begins again, from the feasible point next to z
-RESTORING = 30  # steps towards that point
+SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) * 5))  # steps, with Hessians or without
+NEWTON = ((6, True), (10, True), (14, True))  # the same where Hessians are dense
+AGAIN = ((8, False), (8, True), (8, True))  # from a shifted start
+RESTORING = 30  # steps towards the feasible point next to a start
+RESTARTS = 2  # number of shifted starts
+SHIFTS = (0.03, 0.3, 1.0, 3.0)  # their distances, relative to the point
+LOOSE = 1e-5  # eigenvalues of M that count as 0 after every second shift: rows that depend on each other at u* alone
+
+
+@dataclass(frozen=True)
+class Round:
+    """Steps for the points that are left: with Hessians or without, going on, or from start 0 (z), 1, 2, ... again."""
+
+    steps: int
+    exact: bool
+    start: int | None = None
+
+
+def rounds(problem: EqualityProblem, restarts: int | None) -> list[Round]:
+    """What is tried for slow points, in order; see ``solve``."""
+    dense = small(problem.constraint, problem.weight)
+    slow, again = (NEWTON, NEWTON) if dense else (SLOW, AGAIN)
+    tries = [slow] if restarts is None else [slow, slow, *[again] * restarts]
+    return [
+        Round(steps, exact, number - 1 if first and number else None)
+        for number, group in enumerate(tries)
+        for first, (steps, exact) in zip((True, *[False] * len(group)), group)
+    ]
 
 
 @torch.no_grad()
@@ -42,6 +70,7 @@ def solve(
     weight: Covariance,
     start: Tensor | None = None,  # (*lead, n), a warm start
     hessian: bool = False,
+    restarts: int | None = RESTARTS,
 ) -> Iterates:
     """Find the nearest feasible points.
 
@@ -51,31 +80,59 @@ def solve(
         weight: W, broadcasting with z.
         start: Where to begin, (*lead, n); at z if None.
         hessian: Use the exact Hessian from the first step on, not only for slow points.
+        restarts: Number of shifted starts for points that fail from z; None for a single attempt.
 
     Returns:
         The last iterates over (*lead); points that finish early are no longer moved.
     """
     if z.dim() == 1:  # one point is a batch of one
         start = None if start is None else start.unsqueeze(0)
-        return solve(constraint, z.unsqueeze(0), weight, start, hessian).map(lambda value: value.squeeze(0))
+        alone = solve(constraint, z.unsqueeze(0), weight, start, hessian, restarts)
+        return alone.map(lambda value: value.squeeze(0))
     lead, problem = z.shape[:-1], EqualityProblem(constraint, z, weight)
     iterates = _run(problem, begin(problem, start), QUICK, exact=hessian)
     flat = iterates.map(lambda value: value.flatten(0, len(lead) - 1))
     promising = flat.left * flat.rate**MORE <= STATIONARY
-    for number, (steps, exact) in enumerate(ROUNDS):
+    if bool((promising & ~flat.done).any()) and problem.select(promising.nonzero().squeeze(-1)) is not None:
+        flat = _round(problem, flat, promising & ~flat.done, Round(MORE, False))
+    best = flat
+    for each in rounds(problem, restarts):
         if bool(flat.done.all()):
             break
-        slow = torch.nonzero(~flat.done & (promising if number == 0 else True)).squeeze(-1)
-        part = problem.select(slow)
-        if number == 0 and (part is None or len(slow) == 0):  # the others would have to come along
-            continue
-        if part is not None:
-            moved = _round(part, flat.take(slow), steps, exact, number == RESTART)
-            flat = flat.placed(slow, moved)
-        else:  # points that cannot be separated continue together
-            moved = _round(problem, flat.map(lambda x: x.unflatten(0, lead)), steps, exact, number == RESTART)
-            flat = moved.map(lambda value: value.flatten(0, len(lead) - 1))
+        if each.start is not None:
+            best = flat if each.start == 0 else _better(flat, best)
+        flat = _round(problem, flat, ~flat.done, each)
+    if restarts is not None and not bool(flat.done.all()):
+        flat = _better(flat, best)
     return flat.map(lambda value: value.unflatten(0, lead))
+
+
+def _better(one: Iterates, two: Iterates) -> Iterates:
+    """Of two attempts those that are done, else with the smaller residual, else nearer to stationary."""
+    first, second = one.residual.clamp(min=ACCEPTED), two.residual.clamp(min=ACCEPTED)
+    keep = one.done | (first < second) | ((first == second) & (one.left <= two.left))
+    return one.kept(keep, replace(two, steps=one.steps))
+
+
+def _round(problem: EqualityProblem, flat: Iterates, open_: Tensor, each: Round) -> Iterates:
+    """Further steps for open points (L,); points that cannot be separated continue together."""
+    lead, index = problem.z.shape[:-1], torch.nonzero(open_).squeeze(-1)
+    part = problem.select(index)
+    if part is not None:
+        return flat.placed(index, _moved(part, flat.take(index), each))
+    moved = _moved(problem, flat.map(lambda x: x.unflatten(0, lead)), each)
+    return moved.map(lambda value: value.flatten(0, len(lead) - 1))
+
+
+def _moved(problem: EqualityProblem, iterates: Iterates, each: Round) -> Iterates:
+    # A penalty that grew far from the solution slows all steps; rounding shows between measurements of one round.
+    penalty, left = (torch.where(iterates.done, x, y) for x, y in ((iterates.penalty, 0.0), (iterates.left, torch.inf)))
+    iterates = replace(iterates, penalty=penalty, left=left)
+    if each.start is None:
+        return _run(problem, iterates, each.steps, each.exact)
+    if each.start and each.start % 2 == 0:
+        problem = replace(problem, dependent=LOOSE)
+    return _run(problem, _restarted(problem, iterates, each.start), each.steps, each.exact)
 
 
 def begin(problem: EqualityProblem, start: Tensor | None) -> Iterates:
@@ -102,26 +159,37 @@ def begin(problem: EqualityProblem, start: Tensor | None) -> Iterates:
     return Iterates(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, zero + 1, done)
 
 
-def _round(problem: EqualityProblem, iterates: Iterates, steps: int, exact: bool, restart: bool) -> Iterates:
-    return _run(problem, _restarted(problem, iterates) if restart else iterates, steps, exact)
-
-
-def _restarted(problem: EqualityProblem, iterates: Iterates) -> Iterates:
-    """Unfinished points moved from z towards ``h = 0`` alone; the first attempt is forgotten."""
-    keep = iterates.done.unsqueeze(-1)
-    iterates = replace(
-        iterates,
-        u=torch.where(keep, iterates.u, problem.z),
-        y=torch.where(keep, iterates.y, 0.0),
-        penalty=torch.where(iterates.done, iterates.penalty, 0.0),
-    )
+def _restarted(problem: EqualityProblem, iterates: Iterates, number: int) -> Iterates:
+    """Unfinished points moved from a start towards ``h = 0`` alone; earlier attempts are forgotten."""
+    fresh = begin(problem, shifted(problem.z, problem.weight, number) if number else None)
     for _ in range(RESTORING):
-        near = problem.linearised(iterates.u)
-        open_ = ~iterates.done & (near.relative(iterates.u) > ACCEPTED)
+        near = problem.linearised(fresh.u)
+        open_ = ~iterates.done & near.regular & (near.relative(fresh.u, problem.z) > ACCEPTED)
         if not bool(open_.any()):
             break
-        iterates = restored(problem.constraint, near, iterates, open_ & near.regular, iterates)
-    return iterates
+        fresh = restored(problem.constraint, near, fresh, open_, fresh)
+    fresh = replace(fresh, steps=iterates.steps)
+
+    def chosen(name: str) -> Tensor:
+        own, other = getattr(iterates, name), getattr(fresh, name)
+        return torch.where(
+            iterates.done.reshape(*iterates.done.shape, *[1] * (own.dim() - iterates.done.dim())), own, other
+        )
+
+    return Iterates(**{field.name: chosen(field.name) for field in fields(Iterates)})
+
+
+def shifted(z: Tensor, weight: Covariance, number: int) -> Tensor:
+    """The start with this number (1, 2, ...), (*lead, n): z plus noise that is the same for all points.
+
+    Points on a symmetry, such as the centre of a sphere, have no direction of their own.
+    """
+    source = torch.Generator().manual_seed(number)
+    noise = torch.randn(z.shape[-1], generator=source, dtype=torch.float64).to(z)
+    spread = weight.diagonal().sqrt()
+    spread = spread / spread.square().mean(-1, keepdim=True).sqrt().clamp(min=TINY)
+    size = z.square().mean(-1, keepdim=True).sqrt()
+    return z + SHIFTS[(number - 1) % len(SHIFTS)] * torch.where(size > 0, size, 1.0) * spread * noise
 
 
 def _run(problem: EqualityProblem, iterates: Iterates, steps: int, exact: bool) -> Iterates:
@@ -131,7 +199,11 @@ def _run(problem: EqualityProblem, iterates: Iterates, steps: int, exact: bool) 
         iterates, step, slope = measured(near, problem.z, iterates)
         if bool(iterates.done.all()):
             return iterates
-        if exact:
+        if exact and suits(near, problem.weight):
+            moved = sqp_dense.newton_step(problem.constraint, near, iterates.u, iterates.y, iterates.multiplier)
+            rest = (iterates.left <= STATIONARY).unsqueeze(-1)
+            step, slope = torch.where(rest, step, moved[0]), torch.where(rest, slope, moved[1])
+        elif exact:
             step, slope = newton_step(problem.constraint, near, iterates, step, slope)
         iterates = advanced(problem, near, iterates, step, slope)
     return measured(problem.linearised(iterates.u), problem.z, iterates)[0]

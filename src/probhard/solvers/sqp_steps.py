@@ -17,13 +17,16 @@ from torch import Tensor
 from probhard._util.numerics import TINY
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance, Diagonal
+from probhard.rows.redundant import DEPENDENT
 from probhard.solvers.batched import Batched
 from probhard.solvers.linearised import INEXACT, Linearised
 
 FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
+SLOWER = 0.3  # a residual that falls no faster is rounding, once it is accepted
 STATIONARY = 1e-9  # relative length of the full step at which a point counts as stationary
 HALVINGS = 12
+FINE, COARSE = 5, 0.1  # halvings of a restoring step, before it is shortened by this factor: next to a singular point
 ARMIJO = 1e-4  # share of the predicted descent that a step has to gain
 BENT = 0.3  # longest correction for curvature, relative to the step
 SADDLE = 10.0  # stretch of the tangential step where the Hessian is not positive
@@ -37,10 +40,11 @@ class EqualityProblem:
     constraint: NonlinearEquality
     z: Tensor  # (*lead, n)
     weight: Covariance  # W
+    dependent: float = DEPENDENT  # as in ``linearised.revealed``
 
     def linearised(self, u: Tensor) -> Linearised:
         """The constraint linearised at u (*lead, n)."""
-        return Linearised.at(self.constraint, u, self.weight)
+        return Linearised.at(self.constraint, u, self.weight, self.dependent)
 
     def select(self, index: Tensor) -> EqualityProblem | None:
         """The points with these indices (k,) of the flattened leading dimensions; None if they cannot be separated."""
@@ -51,7 +55,7 @@ class EqualityProblem:
         if constraint is None:
             return None
         variance = self.weight.variance.expand(self.z.shape).reshape(-1, n)[index]
-        return EqualityProblem(constraint, self.z.reshape(-1, n)[index], Diagonal(variance))
+        return EqualityProblem(constraint, self.z.reshape(-1, n)[index], Diagonal(variance), self.dependent)
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,24 @@ def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates,
     slope = -near.pull(multiplier) - iterates.y
     size = iterates.u.norm(dim=-1) + z.norm(dim=-1)
     left = torch.where(near.regular, step.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
-    residual = near.relative(iterates.u)
+    residual = near.relative(iterates.u, z)
     keep = iterates.done
+    still = left <= STATIONARY
+    if bool(
+        (still & (residual > FEASIBLE)).any()
+    ):  # what is left is normal to the set, and that part has less rounding
+        normal = near.multiplier(near.h)
+        step = _chosen(still, -near.move(normal), step)
+        slope = _chosen(still, -near.pull(normal), slope)
+    rounding = (iterates.left <= STATIONARY) & (residual > SLOWER * iterates.residual)
+    settled = (residual <= FEASIBLE) | ((residual <= ACCEPTED) & rounding)
     iterates = replace(
         iterates,
         multiplier=torch.where(keep.unsqueeze(-1), iterates.multiplier, multiplier),
         residual=torch.where(keep, iterates.residual, residual),
         left=torch.where(keep, iterates.left, left),
         rate=torch.where(keep, iterates.rate, left / iterates.left.clamp(min=TINY)),
-        done=keep | ((residual <= FEASIBLE) & (left <= STATIONARY)),
+        done=keep | (settled & still),
     )
     return iterates, step, slope
 
@@ -173,7 +186,7 @@ def advanced(problem: EqualityProblem, near: Linearised, iterates: Iterates, ste
 def restored(
     constraint: NonlinearEquality, near: Linearised, iterates: Iterates, open_: Tensor, others: Iterates
 ) -> Iterates:
-    """Move open points by the shortest step towards ``h = 0``, halved until ``|h|`` falls.
+    """Move open points by the shortest step towards ``h = 0``, shortened until ``|h|`` falls.
 
     Args:
         constraint: h.
@@ -187,13 +200,15 @@ def restored(
     before = near.h.norm(dim=-1)
     length = torch.ones_like(before)
     u, y = others.u, others.y
-    for _ in range(HALVINGS):
+    for halving in range(HALVINGS):
         trial = iterates.u - length.unsqueeze(-1) * move
         after = constraint.residual(trial).norm(dim=-1).nan_to_num(torch.inf)
         good = open_ & (after <= (1 - 0.1 * length) * before)
         u, y = _chosen(good, trial, u), _chosen(good, iterates.y - length.unsqueeze(-1) * pull, y)
         open_ = open_ & ~good
-        length = 0.5 * length
+        if not bool(open_.any()):
+            break
+        length = (0.5 if halving < FINE else COARSE) * length
     return replace(others, u=u, y=y)
 
 

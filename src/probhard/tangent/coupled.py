@@ -18,6 +18,7 @@ from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance, Diagonal, Factored, LowRank
 from probhard.laws.hierarchy_factors import HierarchyFactors
 from probhard.rows.dense import cholesky_solve
+from probhard.rows.redundant import RedundantRows
 from probhard.rows.system import LinearSystem
 from probhard.tangent.few_rows import FEW_ROWS, ROUNDING, factor_variance, few_rows_variance
 from probhard.tangent.functionals import own_variance, same_values
@@ -79,7 +80,7 @@ class LowRankTangent(Tangent):
         self.image, self.solved = images.movedim(0, -1), solved.movedim(0, -1)  # (*batch, q, rank)
         self.moved = (columns - pushed).movedim(0, -1)  # U, (*batch, n, rank)
         identity = torch.eye(len(columns), dtype=torch.float64, device=like.device)
-        self.lower = torch.linalg.cholesky(identity + self.image.mT @ self.solved)
+        self.lower = torch.linalg.cholesky_ex(identity + self.image.mT @ self.solved).L
 
     def multiplier(self, r: Tensor) -> Tensor:
         noise = cholesky_solve(self.lower, matvec(self.solved.mT, r))
@@ -143,7 +144,9 @@ class DenseTangent(Tangent):
         rows = matrix.movedim(-2, 0)
         rows = rows.reshape(rows.shape[0], *[1] * (len(weight.shape) - rows.dim() + 1), *rows.shape[1:])
         self.pushed = self.weight.apply(rows).movedim(0, -1)  # W A^T, (*batch, n, q)
-        self.lower, self.info = torch.linalg.cholesky_ex(matrix @ self.pushed)
+        gram = matrix @ self.pushed
+        gram = gram + self.core.filling if isinstance(self.core, RedundantRows) else gram
+        self.lower, self.info = torch.linalg.cholesky_ex(gram)
 
     def multiplier(self, r: Tensor) -> Tensor:
         return cholesky_solve(self.lower, r)

@@ -1,7 +1,8 @@
 """Conversion between long frames (one row per series and stamp) and tables of series, in pandas or polars.
 
 A frame holds either the bottom series with key columns, or all nodes by name together with Nixtla's ``S_df`` and
-``tags``. Stamps become periods. Absent rows become NaN, 0 or an error. Ambiguous input is rejected.
+``tags``. Stamps become periods. Absent rows are filled by the rule of ``data.mending``, 0 or an error. Ambiguous input
+is rejected.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
+from probhard.forecasting.data.keys import Keys
+from probhard.forecasting.data.mending import mend
 from probhard.forecasting.data.nodes import (
     TOTAL,
     check_columns,
@@ -23,6 +26,7 @@ from probhard.forecasting.data.nodes import (
     named_hierarchy,
     numbers,
 )
+from probhard.forecasting.data.regressors import Regressors, read_regressors
 from probhard.forecasting.data.stamps import FEW, START, Place, read_stamps, season_of
 from probhard.forecasting.data.table import HierarchicalData, node_names, require
 
@@ -34,7 +38,7 @@ __all__ = ["TOTAL", "check_columns", "from_frame", "is_total", "named_hierarchy"
 
 def from_frame(
     frame: Any,
-    keys: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    keys: Keys | str | Sequence[str] | Sequence[Sequence[str]] | None = None,
     *,
     S: Any = None,
     tags: Mapping[str, Sequence[str]] | None = None,
@@ -42,33 +46,40 @@ def from_frame(
     time_col: str = "ds",
     target_col: str = "y",
     freq: str | None = None,
-    on_gap: str = "mask",
+    on_gap: str = "mend",
     nonnegative: bool = False,
     coherence: str = "check",
     season: int | None = None,
+    regressors: Sequence[str] = (),
+    future: Any = None,
+    country_holidays: str | None = None,
     **options: Any,
 ) -> HierarchicalData:
     """Read a long frame of bottom rows with ``keys``, or of named nodes with ``S`` and/or ``tags``.
 
     Args:
         frame: A pandas or polars DataFrame.
-        keys: Key columns from coarse to fine, or levels as in ``Hierarchy.from_frame``.
+        keys: Key columns from coarse to fine, or levels, in any notation of ``data.keys``.
         S: Nixtla's ``S_df``, or a summation matrix (n, m).
         tags: Node names of each level.
         id_col: Column of the node names.
         time_col: Column of the stamps.
         target_col: Column of the values.
         freq: Pandas alias; inferred from the stamps by default.
-        on_gap: An absent bottom row is missing (``"mask"``), 0 (``"zero"``) or an error (``"refuse"``).
+        on_gap: Absent rows follow the rule of ``data.mending`` (``"mend"``), are missing and never taken as 0 inside
+            a series (``"mask"``), are 0 (``"zero"``), or an error (``"refuse"``).
         nonnegative: Whether negative values are an error.
         coherence: As in ``HierarchicalData.from_matrix``.
         season: Season length in steps; by default that of the frequency.
+        regressors: Columns that are known ahead, such as prices.
+        future: A frame of their values after the history.
+        country_holidays: Country whose public holidays are a regressor, such as ``"CH"``.
         **options: horizon and name.
 
     Raises:
         ProbhardError: For missing columns, unknown or repeated rows, bad stamps, or sums that do not add up.
     """
-    check_choice("on_gap", on_gap, ("mask", "zero", "refuse"))
+    check_choice("on_gap", on_gap, ("mend", "mask", "zero", "refuse"))
     table = eager(frame)
     if keys is not None:
         table, hierarchy, labels = keyed_hierarchy(table, keys)
@@ -77,14 +88,16 @@ def from_frame(
         hierarchy, labels = named_hierarchy(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
     check_columns(table, [time_col, target_col])
     periods, place = read_stamps(table.get_column(time_col), freq)
-    index = require("pandas", "from_frame").period_range(periods.min(), periods.max())
-    if freq is None and on_gap == "mask" and FEW <= periods.nunique() < len(index) / 2:
+    targets = numbers(table.get_column(target_col))
+    seen = np.ones(len(targets), dtype=bool) if on_gap == "refuse" or np.isnan(targets).all() else ~np.isnan(targets)
+    index = require("pandas", "from_frame").period_range(periods[seen].min(), periods[seen].max())
+    if freq is None and on_gap != "zero" and FEW <= periods.nunique() < len(index) / 2:
         raise ParameterError(
             f"Of {len(index)} periods of the frequency {index.freqstr}, {periods.nunique()} have rows.",
             "The frequency was inferred from stamps that are not evenly spaced.",
             "Pass freq=... ('freq: M' in YAML), or on_gap='zero' if nothing happened in between.",
         )
-    values = _pivot(labels, periods, numbers(table.get_column(target_col)), hierarchy, index, on_gap)
+    values = _pivot(labels, periods, targets, hierarchy, index, on_gap)
     if nonnegative and (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
         raise ParameterError(
@@ -93,7 +106,30 @@ def from_frame(
             "Correct the value, or drop the non-negativity.",
         )
     options |= {"season": season_of(index) if season is None else season, "place": place}
-    return HierarchicalData.from_matrix(values, hierarchy, index, coherence=coherence, **options)
+    options["regressors"] = _regressors(table, periods, index, regressors, future, time_col, country_holidays)
+    if coherence == "aggregate":
+        values[:, : hierarchy.aggregates] = np.nan
+    if np.isnan(values[:, hierarchy.aggregates :]).any():
+        values, options["mending"] = mend(values, hierarchy.summation, options["season"], on_gap == "mend")
+    return HierarchicalData.from_matrix(values, hierarchy, index, **options)
+
+
+def _regressors(
+    table: Any,
+    periods: pd.PeriodIndex,
+    index: pd.PeriodIndex,
+    columns: Sequence[str],
+    future: Any,
+    time_col: str,
+    country: str | None,
+) -> Regressors | None:
+    """Read regressors from the rows of the history and of the future."""
+    frames = [(table, periods)]
+    if future is not None:
+        ahead = eager(future)
+        check_columns(ahead, [time_col], "It has the stamps of the future.", "Name it as in the history")
+        frames.append((ahead, read_stamps(ahead.get_column(time_col), index.freqstr)[0]))
+    return read_regressors(frames, index, columns, country)
 
 
 def to_long(
@@ -163,6 +199,7 @@ def _pivot(
             "Add it to S or tags, or leave out its rows.",
         )
     row, column = index.get_indexer(periods), np.array([position[label] for label in labels])
+    row, column, values = (x[row >= 0] for x in (row, column, values))  # no target after the last row
     count = np.zeros((len(index), hierarchy.variables), dtype=np.int64)
     np.add.at(count, (row, column), 1)
     if (count > 1).any():
@@ -185,6 +222,6 @@ def _pivot(
         raise ParameterError(
             f"Series {names[hierarchy.aggregates + series]!r} has no value {where}.",
             "There is nothing to learn from." if len(empty) else "on_gap='refuse' allows no gaps.",
-            "Leave out the series." if len(empty) else "Fill it, or pass on_gap='mask' or on_gap='zero'.",
+            "Leave out the series." if len(empty) else "Fill it, or pass on_gap='mend' or on_gap='zero'.",
         )
     return table

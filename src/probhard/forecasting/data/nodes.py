@@ -13,6 +13,7 @@ import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
+from probhard.forecasting.data.keys import Keys
 
 TOTAL = "Total"
 TOTALS = {"total", "all", "<aggregated>", "aggregated"}  # names of a sum over everything, in lower case
@@ -78,12 +79,12 @@ def numbers(column: Any) -> np.ndarray:
     return np.asarray(column.cast(nw.Float64).to_numpy(), dtype=np.float64)
 
 
-def keyed_hierarchy(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -> tuple[Any, Hierarchy, list[str]]:
-    """Build the hierarchy of key columns, under a total unless the first key is constant.
+def keyed_hierarchy(table: Any, keys: Any) -> tuple[Any, Hierarchy, list[str]]:
+    """Build the hierarchy of key columns, under a total unless a level of one node is its top.
 
     Args:
         table: Bottom rows, as a narwhals frame.
-        keys: Key columns from coarse to fine, or levels as in ``Hierarchy.from_frame``.
+        keys: Key columns in any notation of ``Keys``.
 
     Returns:
         The table (with a column for the total if one was added), the hierarchy, and the node name of every row.
@@ -91,23 +92,14 @@ def keyed_hierarchy(table: Any, keys: Sequence[str] | Sequence[Sequence[str]]) -
     Raises:
         ParameterError: If keys are empty, repeated or not columns, or rows of aggregates are among the bottom rows.
     """
-    levels = [[key] if isinstance(key, str) else list(key) for key in keys]
-    plain = [key for key in keys if isinstance(key, str)]
-    if not levels or not all(levels) or len(set(plain)) < len(plain):
-        raise ParameterError(
-            f"Got keys={list(keys)}.",
-            "They are the columns that identify a series, from coarse to fine.",
-            "Name each of them once, such as ['state', 'region'].",
-        )
-    check_columns(table, [key for level in levels for key in level])
-    for key in dict.fromkeys(key for level in levels for key in level):
+    spec = Keys.of(keys)
+    check_columns(table, spec.columns)
+    for key in spec.columns:
         _check_key(table.get_column(key))
-    if all(isinstance(key, str) for key in keys):
-        path = [level[0] for level in levels]
-        if len(path) == 1 or table.get_column(path[0]).n_unique() > 1:
-            top = next(name for name in ("total", "all", "everything") if name not in table.columns)
-            table, path = table.with_columns(nw.lit(TOTAL).alias(top)), [top, *path]
-        levels = [path[: i + 1] for i in range(len(path))]
+    levels = spec.within([key for key in spec.columns if table.get_column(key).n_unique() == 1]).levels
+    if () in levels:
+        top = next(name for name in ("total", "all", "everything") if name not in table.columns)
+        table, levels = table.with_columns(nw.lit(TOTAL).alias(top)), tuple((top, *level) for level in levels)
     hierarchy = Hierarchy.from_frame(table.to_native(), levels)
     parts = zip(*(map(str, table.get_column(key).to_list()) for key in levels[-1]))
     return table, hierarchy, ["/".join(part) for part in parts]

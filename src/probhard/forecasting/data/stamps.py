@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # steps per season
+LONGER = {"D": (365,), "B": (261,), "h": (168, 8760), "min": (10080,), "s": (604800,)}  # a week or a year
 DAY = 86400  # seconds
 CLOSEST = 7  # smallest distance in days between the stamps of two months
 FEW = 4  # fewest stamps that show a distance of several units
@@ -32,6 +33,13 @@ def _pandas() -> Any:
 def season_of(index: pd.PeriodIndex) -> int:
     """Return the season length of an index in steps; 1 if its frequency has no season."""
     return max(1, SEASONS.get(re.sub(r"^\d+|-.*$", "", index.freqstr), 1) // index.freq.n)
+
+
+def seasons_of(index: pd.PeriodIndex) -> tuple[int, ...]:
+    """Return all season lengths of an index in steps, shortest first; such as a day, a week and a year of hours."""
+    unit = re.sub(r"^\d+|-.*$", "", index.freqstr)
+    longer = (length // index.freq.n for length in LONGER.get(unit, ()))
+    return (season_of(index), *(length for length in longer if length > season_of(index)))
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
     y_t = S b_t,      t = 1, ..., T,
 
-with the aggregates first and the bottom series ``b_t`` last. NaN marks missing values. A history that does not add up
-is rejected, because no coherent forecast can match it.
+with the aggregates first and the bottom series ``b_t`` last. NaN marks missing values; ``from_frame`` fills them by
+one rule (``data.mending``). A history that does not add up is rejected, because no coherent forecast can match it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,13 @@ import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice, optional
-from probhard.forecasting.data.stamps import START, Place, season_of
+from probhard.forecasting.data.checks import check_coherence, check_index, check_names
+from probhard.forecasting.data.mending import Mending
+from probhard.forecasting.data.regressors import Regressors
+from probhard.forecasting.data.stamps import START, Place, season_of, seasons_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-COHERENT = 1e-6  # relative difference between an aggregate and its sum up to which it counts as rounding
 
 
 def require(module: str, purpose: str) -> Any:
@@ -62,12 +62,14 @@ class HierarchicalData:
     """A coherent history of n series.
 
     Args:
-        values: All series, (T, n), aggregates first; NaN where not observed.
+        values: All series, (T, n), aggregates first; NaN where missing.
         index: Consecutive periods as a ``pandas.PeriodIndex``, (T,).
         hierarchy: The sums; its tags name the levels, top first.
         horizon, season: Usual number of steps to forecast, and season length in steps.
         name: Label of the data set.
         place: Position of the stamps in their periods; forecasts are stamped alike.
+        mending: What was done to missing values; None if nothing.
+        regressors: Values that are known ahead, such as prices and holidays.
 
     Raises:
         ProbhardError: If shapes, index, names or tags do not fit, a value is infinite, or sums do not add up.
@@ -80,10 +82,12 @@ class HierarchicalData:
     season: int = 1
     name: str = "data"
     place: Place = START
+    mending: Mending | None = None
+    regressors: Regressors | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", np.asarray(self.values, dtype=np.float64))
-        _check_index(self.index)
+        check_index(self.index)
         expected = (len(self.index), self.hierarchy.variables)
         if self.values.shape != expected:
             raise ShapeError(
@@ -95,7 +99,7 @@ class HierarchicalData:
             raise ParameterError(
                 f"Got season={self.season}.", "It is a season length in rows.", "Pass 1 or more; 1 means no season."
             )
-        _check_names(self.names, self.hierarchy.tags)
+        check_names(self.names, self.hierarchy.tags)
         if np.isinf(self.values).any():
             row, column = np.argwhere(np.isinf(self.values))[0]
             raise ParameterError(
@@ -103,23 +107,10 @@ class HierarchicalData:
                 "It cannot be summed or scored.",
                 "Replace it by a number, or by NaN if it was not observed.",
             )
-        self._check_coherence()
-
-    def _check_coherence(self) -> None:
-        aggregates = self.hierarchy.aggregates
-        rows, observed = self.hierarchy.summation[:aggregates], self.values[:, :aggregates]
-        gap = np.abs(observed - (rows @ self.bottom.T).T)
-        scale = np.abs(observed) + (abs(rows) @ np.abs(self.bottom).T).T
-        relative = np.nan_to_num(gap / np.maximum(scale, np.finfo(np.float64).tiny))  # missing terms: no check
-        if relative.size and relative.max() > COHERENT:
-            row, column = np.unravel_index(np.argmax(relative), relative.shape)
-            wrong = int((relative > COHERENT).any(0).sum())
-            raise ParameterError(
-                f"Series {self.names[column]!r} differs from the sum of its bottom series by {gap[row, column]:.4g} at "
-                f"{self.index[row]}, {relative[row, column]:.1e} of its size; {wrong} of {aggregates} sums are off.",
-                "Coherent forecasts cannot match a history that does not add up.",
-                "Correct the history or the hierarchy, or pass coherence='aggregate' to rebuild the aggregates.",
-            )
+        known = self.observed[:, self.hierarchy.aggregates :]
+        if self.mending is not None:  # rows after the end of a series are 0, not observed
+            known = np.where(np.arange(len(self.index))[:, None] > self.mending.last, np.nan, known)
+        check_coherence(self.values, known, self.hierarchy, self.names, self.index)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,6 +128,61 @@ class HierarchicalData:
         return self.values[:, self.hierarchy.aggregates :]
 
     @property
+    def observed(self) -> np.ndarray:
+        """All series, (T, n), NaN where a value is missing or was filled; scores are taken on these."""
+        return self.values if self.mending is None else np.where(self.mending.filled, np.nan, self.values)
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Which series have ended, (n,): their values are 0 from now on."""
+        if self.mending is None:
+            return np.zeros(len(self.names), dtype=bool)
+        return np.asarray(abs(self.hierarchy.summation) @ ~self.mending.ended == 0)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done to missing values, a sentence for each kind."""
+        if self.mending is None:
+            return []
+        return self.mending.notes(self.names[self.hierarchy.aggregates :], self.index)
+
+    def mended(self) -> dict[str, Any]:
+        """What was done to missing values as plain values, for a certificate."""
+        if self.mending is None:
+            return {}
+        return self.mending.record(self.names[self.hierarchy.aggregates :], self.index)
+
+    @property
+    def seasons(self) -> tuple[int, ...]:
+        """Season lengths in rows that the history holds twice, such as a day and a week of hours; at least one."""
+        return (self.season, *(x for x in seasons_of(self.index) if self.season < x <= len(self.index) // 2))
+
+    @property
+    def features(self) -> np.ndarray:
+        """Regressors of the T rows, (T, k)."""
+        return np.empty((len(self.index), 0)) if self.regressors is None else self.regressors.values[: len(self.index)]
+
+    @property
+    def future_features(self) -> np.ndarray:
+        """Regressors of the rows after the last one that are known, (F, k)."""
+        return np.empty((0, 0)) if self.regressors is None else self.regressors.values[len(self.index) :]
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the k regressors."""
+        return () if self.regressors is None else self.regressors.names
+
+    @property
+    def regressor_notes(self) -> list[str]:
+        """Columns that are not used as regressors, a sentence each."""
+        return [] if self.regressors is None else self.regressors.notes()
+
+    def known_ahead(self, horizon: int) -> HierarchicalData:
+        """Keep the regressors that are known for ``horizon`` steps; ``regressor_notes`` names the others."""
+        known = None if self.regressors is None else self.regressors.known(len(self.index), horizon)
+        return replace(self, regressors=known)
+
+    @property
     def levels(self) -> dict[str, np.ndarray]:
         """Positions of each level's series, by level name, top first."""
         if not self.hierarchy.tags:
@@ -152,7 +198,14 @@ class HierarchicalData:
 
     def window(self, start: int | None = None, stop: int | None = None) -> HierarchicalData:
         """Return the rows ``start:stop``, with the meaning of a Python slice."""
-        return replace(self, values=self.values[start:stop], index=self.index[start:stop])
+        first, last, _ = slice(start, stop).indices(len(self.index))
+        return replace(
+            self,
+            values=self.values[start:stop],
+            index=self.index[start:stop],
+            mending=None if self.mending is None else self.mending.window(first, last),
+            regressors=None if self.regressors is None else self.regressors.after(first),
+        )
 
     def train_test(
         self, horizon: int | None = None, origin: int = 0, step: int | None = None
@@ -165,7 +218,7 @@ class HierarchicalData:
             step: Rows between origins; by default the horizon, so that test windows do not overlap.
 
         Returns:
-            The training rows and the test rows.
+            The training rows and the test rows. A series that starts later is 0 in the training rows.
 
         Raises:
             ParameterError: If no horizon is known or no training row is left.
@@ -180,11 +233,19 @@ class HierarchicalData:
                 "A backtest needs training rows and a whole test window.",
                 "Choose an earlier origin number, a smaller step or a shorter horizon.",
             )
-        return self.window(0, stop - steps), self.window(stop - steps, stop)
+        train, test = self.window(0, stop - steps), self.window(stop - steps, stop)
+        if self.mending is not None:  # a series that starts later is 0, as in sums
+            train = replace(train, values=np.where(np.isnan(train.values).all(0), 0.0, train.values))
+        return train, test
 
     def to_gluonts(self) -> list[dict[str, Any]]:
-        """Convert to a GluonTS dataset: one multivariate entry with a target of shape (n, T)."""
-        return [{"start": self.index[0], "target": self.values.T.copy(), "item_id": self.name}]
+        """Convert to a GluonTS dataset: one multivariate entry with a target (n, T) and standardised regressors."""
+        entry = {"start": self.index[0], "target": self.observed.T.copy(), "item_id": self.name}
+        if self.feature_names:
+            mean, size = self.features.mean(0), self.features.std(0)
+            features = np.concatenate([self.features, self.future_features])
+            entry["feat_dynamic_real"] = ((features - mean) / np.where(size > 0, size, 1.0)).T
+        return [entry]
 
     @classmethod
     def from_gluonts(cls, series: Any, **options: Any) -> HierarchicalData:
@@ -237,38 +298,3 @@ class HierarchicalData:
             preferred, fallback = (sums, observed) if coherence == "aggregate" else (observed, sums)
             table = np.where(np.isnan(preferred), fallback, preferred)
         return cls(table, index, hierarchy, **options)
-
-
-def _check_index(index: Any) -> None:
-    pandas = require("pandas", "HierarchicalData")
-    if not isinstance(index, pandas.PeriodIndex):
-        raise ParameterError(
-            f"The index is a {type(index).__name__}.",
-            "Series need periods with a frequency.",
-            "Pass a pandas.PeriodIndex, for instance stamps.to_period('M').",
-        )
-    if len(index) == 0 or not index.equals(pandas.period_range(index[0], periods=len(index))):
-        raise ParameterError(
-            "The index is empty." if len(index) == 0 else "The index is not a run of consecutive periods.",
-            "Lags and seasons are counted in rows.",
-            "Sort the rows and fill gaps with NaN; from_frame does both.",
-        )
-
-
-def _check_names(names: tuple[str, ...], tags: Mapping[str, Sequence[str]]) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise ParameterError(
-            f"The series name {repeated[0]!r} occurs more than once.",
-            "Names identify the series.",
-            "Rename one of them, for instance by adding its level.",
-        )
-    known = set(names)
-    for level, nodes in tags.items():
-        unknown = [node for node in nodes if node not in known]
-        if unknown:
-            raise ParameterError(
-                f"The level {level!r} lists {unknown[0]!r}, which is not a series.",
-                "Scores are reported by level.",
-                "Use the names of the rows of S in the tags.",
-            )

@@ -51,10 +51,12 @@ def spread_factor(draws: Sequence[np.ndarray], windows: Sequence[Window]) -> flo
     Returns:
         The factor; 1 without windows.
     """
-    if not windows:
-        return 1.0
-    paths = [torch.from_numpy(array) for array in draws]
-    return math.sqrt(calibration.draws_factor(paths, [torch.from_numpy(test.values) for _, test in windows]))
+    return factor([torch.from_numpy(array) for array in draws], [torch.from_numpy(test.values) for _, test in windows])
+
+
+def factor(draws: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> float:
+    """Fit the factor c to draws (S, H, n) and what was observed, (H, n), in each window; 1 without windows."""
+    return math.sqrt(calibration.draws_factor(draws, targets)) if draws else 1.0
 
 
 def widened(draws: np.ndarray, factor: float) -> np.ndarray:

@@ -3,7 +3,18 @@
 ``distributed.reconcile`` does the same with the workers of an executor.
 """
 
+from probhard.forecasting.reconciliation.explain import Explanation, explain
 from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.joint_law import PathLaw
+from probhard.forecasting.reconciliation.learned import (
+    MetricWeights,
+    PastForecast,
+    learn_metric,
+    learn_reconciliation,
+    learn_scale,
+    project_law,
+    projected_moments,
+)
 from probhard.forecasting.reconciliation.nixtla import ProjectionReconciler
 from probhard.forecasting.reconciliation.reconcile import Reconciliation
 from probhard.forecasting.reconciliation.result import Reconciled
@@ -11,9 +22,19 @@ from probhard.forecasting.reconciliation.temporal import CrossTemporal, cross_te
 
 __all__ = [
     "CrossTemporal",
+    "Explanation",
     "Forecasts",
+    "MetricWeights",
+    "PastForecast",
+    "PathLaw",
     "ProjectionReconciler",
     "Reconciled",
     "Reconciliation",
     "cross_temporal",
+    "explain",
+    "learn_metric",
+    "learn_reconciliation",
+    "learn_scale",
+    "project_law",
+    "projected_moments",
 ]

@@ -19,6 +19,7 @@ from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import Reconciliation, everywhere
 from probhard.forecasting.reconciliation.result import Reconciled, mean_of_feasible
 from probhard.forecasting.reconciliation.subtrees import NodeValues, Piece, cut, downward, merged, parents, upward
+from probhard.metric import DiagonalMetric
 
 SPLITS = ("subtree", "step")
 SHARES = 4  # pieces per worker, for an even load
@@ -41,7 +42,7 @@ def reconcile(
         base: Forecasts of all n series over H steps.
         pool: From ``executors.executor``.
         split: One of ``SPLITS``; None prefers subtrees where they are possible.
-        samples: Draws, if the forecasts have none; 0 skips them for normal laws split by subtree.
+        samples: Draws, if the forecasts have none; 0 skips them for independent normal laws split by subtree.
         seed: Seed of the draws.
 
     Raises:
@@ -50,20 +51,21 @@ def reconcile(
     if split is not None:
         check_choice("split", split, SPLITS)
     rules.check(base)
-    parent = None if split == "step" or base.summing else _parents(rules)
+    base = rules.dependent(base)
+    parent = None if split == "step" or base.summing else _parents(rules, base)
     if split == "subtree" and parent is None:
         raise ParameterError(
-            "Reconciliation by subtree got bounds, fixed or immutable nodes, sums that form no tree, or forecasts that "
-            "add up.",
+            "Reconciliation by subtree got bounds, fixed or immutable nodes, sums that form no tree, correlated normal "
+            "laws, or forecasts that add up.",
             "Subtrees are independent, given their roots, only for plain sums of a tree over independent series.",
-            "Use split='step'.",
+            "Use split='step', or covariance='independent' where that is what you mean.",
         )
     if base.draws is None and not base.certain:
         if samples < (1 if parent is None or base.stddev is None else 0):
             raise ParameterError(
                 f"Got samples={samples}.",
                 "The law of these forecasts is represented by draws.",
-                "Pass at least 1; 0 is possible for normal laws split by subtree.",
+                "Pass at least 1; 0 is possible for independent normal laws split by subtree.",
             )
         base = replace(base, draws=base.drawn(samples, torch.Generator().manual_seed(seed)))
     return _by_step(rules, base, pool) if parent is None else _by_subtree(rules, base, pool, parent)
@@ -102,7 +104,9 @@ def _by_subtree(rules: Reconciliation, base: Forecasts, pool: Executor, parent: 
     steps, result = np.arange(base.shape[0]), Reconciled.empty(base.shape, base.draws, rules.exact(base))
     pairs = [(base.mean, result.mean), (base.draws, result.draws)]
     known_pairs = [(z, u) for z, u in pairs if z is not None and u is not None and z.size]
-    weight = rules.weight(base)(steps).values.numpy()
+    metric = rules.weight(base)(steps)
+    assert isinstance(metric, DiagonalMetric)
+    weight = metric.values.numpy()
     variance = None if base.stddev is None else np.square(base.stddev)
     whole = NodeValues(tuple(z.reshape(-1, *base.shape) for z, _ in known_pairs), weight, variance)
     views = tuple(u.reshape(-1, *base.shape) for _, u in known_pairs)  # of the result, filled in place
@@ -130,7 +134,9 @@ def _by_subtree(rules: Reconciliation, base: Forecasts, pool: Executor, parent: 
     return result
 
 
-def _parents(rules: Reconciliation) -> np.ndarray | None:
-    """Return the parent of every node, (n,); None unless plain sums of a tree are the only constraint."""
+def _parents(rules: Reconciliation, base: Forecasts) -> np.ndarray | None:
+    """Return the parent of every node, (n,); None unless plain sums of a tree over independent series are asked for."""
     plain = not rules.nonnegative and rules.upper is None and rules.fixed is None
-    return parents(rules.hierarchy) if plain else None
+    spreads = base.correlation is not None and base.stddev is not None  # their variances need all nodes at once
+    correlated = spreads or (base.error_correlation is not None and rules.weights(base).correlation > 0)
+    return parents(rules.hierarchy) if plain and not correlated else None

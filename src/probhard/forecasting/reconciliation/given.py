@@ -4,23 +4,36 @@ Quantiles ``q_p`` define the law of
 
     X = q(Z),      Z ~ N(0, 1),      q linear between the points (Phi^-1(p), q_p), extrapolated at both ends,
 
-which is normal if the quantiles are. Series are independent unless there are draws. Without a median, the mean is used
-as the median.
+which is normal if the quantiles are. Without a median, the mean is used as the median. Z is correlated across series
+and steps as ``dependence`` describes; joint draws have their own dependence.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from scipy.special import ndtr, ndtri
 
 from probhard.constraints import Hierarchy
-from probhard.errors import ParameterError, ShapeError
+from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.forecasting.data.table import summed
+from probhard.forecasting.reconciliation.dependence import COVARIANCES, along_hierarchy
+from probhard.forecasting.reconciliation.joint_law import error_correlation, floored, implied_rho, path_noise
+from probhard.laws import Diagonal, LowRank
+from probhard.laws.correlation import FEWEST
+from probhard.laws.factored import Factored
+from probhard.rows.maps import SparseMap
 
+UNKNOWN_DEPENDENCE = (
+    "Forecasts of bottom series alone do not say how series depend on each other; intervals of their sums take them "
+    "as independent and are too narrow if they move together. Add forecasts of aggregates or a history, or choose "
+    "covariance='independent'."
+)
 STRAIGHT = 1e-3  # deviation from normal quantiles, relative to the spread, up to which a law counts as normal
 
 
@@ -30,10 +43,14 @@ class Forecasts:
 
     Args:
         mean: Means, (H, n); None takes the mean of the reconciled draws.
-        stddev: Standard deviations of independent normal laws, (H, n).
+        stddev: Standard deviations of normal laws, (H, n).
         draws: Joint draws, (S, H, n); with another law, they are draws of it.
         quantiles: Normal scores of the probabilities, ascending, (Q,), and the quantiles, (Q, H, n).
-        summing: Whether the draws add up; the normal laws are then those of sums, not independent.
+        summing: Whether the draws add up; the normal laws are then those of sums.
+        errors: Past one-step errors of the series, (T, n); NaN where missing.
+        correlation: Correlation C of the normal scores, (n,); None for independent series.
+        rho: Correlation of two successive steps.
+        covariance: How C was found, once ``dependent`` has set it.
 
     Raises:
         ProbhardError: If shapes differ, a number is NaN or infinite, or a standard deviation is negative.
@@ -44,11 +61,15 @@ class Forecasts:
     draws: np.ndarray | None = None
     quantiles: tuple[np.ndarray, np.ndarray] | None = None
     summing: bool = False
+    errors: np.ndarray | None = None
+    correlation: Factored | None = None
+    rho: float = 0.0
+    covariance: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "stddev", "draws"):
             if (values := getattr(self, name)) is not None:
-                object.__setattr__(self, name, np.asarray(values, dtype=np.float64))
+                object.__setattr__(self, name, np.require(values, np.float64, "W"))  # torch shares it
         arrays = {"mean": self.mean, "stddev": self.stddev, "draws": self.draws}
         shapes = {name: np.shape(array)[-2:] for name, array in arrays.items() if array is not None}
         if self.quantiles is not None:
@@ -71,6 +92,18 @@ class Forecasts:
                     "Such points have no projection.",
                     "Fill in the missing forecasts.",
                 )
+        if self.errors is not None:
+            object.__setattr__(self, "errors", self._checked_errors(np.require(self.errors, np.float64, "W")))
+
+    def _checked_errors(self, errors: np.ndarray) -> np.ndarray:
+        """Raise unless errors (T, n) are those of the series."""
+        if errors.ndim != 2 or errors.shape[1] != self.shape[1]:
+            raise ShapeError(
+                f"The errors have shape {errors.shape}, there are forecasts of {self.shape[1]} series.",
+                "They are past errors of the same series.",
+                f"Pass (T, {self.shape[1]}), NaN where missing.",
+            )
+        return errors
 
     @classmethod
     def of_quantiles(
@@ -152,7 +185,7 @@ class Forecasts:
         """
         if self.draws is not None:
             return self.draws
-        noise = torch.randn(samples, *self.shape, dtype=torch.float64, generator=generator).numpy()
+        noise = path_noise((samples, *self.shape), self.correlation, self.rho, generator).numpy()
         if self.quantiles is None:
             assert self.mean is not None
             return self.mean + self.stddev * noise
@@ -161,22 +194,93 @@ class Forecasts:
         left, right = (np.take_along_axis(values, segment + i, 0) for i in (0, 1))
         return left + (noise - scores[segment]) / (scores[segment + 1] - scores[segment]) * (right - left)
 
-    def summed(self, hierarchy: Hierarchy, samples: int = 1000, seed: int = 0) -> Forecasts:
+    def scaled(self, factor: float) -> Forecasts:
+        """Multiply all deviations from the mean (of quantiles: from the median) by a factor."""
+        stddev = None if self.stddev is None else factor * self.stddev
+        draws = None if self.draws is None else self.draws.mean(0) + factor * (self.draws - self.draws.mean(0))
+        quantiles = self.quantiles
+        if quantiles is not None:
+            scores, values = quantiles
+            at = int(np.clip(np.searchsorted(scores, 0.0) - 1, 0, len(scores) - 2))
+            share = -scores[at] / (scores[at + 1] - scores[at])
+            median = (1 - share) * values[at] + share * values[at + 1]
+            quantiles = scores, median + factor * (values - median)
+        return replace(self, stddev=stddev, draws=draws, quantiles=quantiles)
+
+    @cached_property
+    def error_correlation(self) -> LowRank | None:
+        """The shrunk correlation of the errors, (n,); None if there are too few."""
+        if self.errors is None or len(self.errors) < FEWEST:
+            return None
+        return error_correlation(torch.from_numpy(self.errors))
+
+    def dependent(self, covariance: str, hierarchy: Hierarchy) -> Forecasts:
+        """Set the dependence of series and steps.
+
+        Args:
+            covariance: One of ``dependence.COVARIANCES``.
+            hierarchy: The sums.
+
+        Raises:
+            ParameterError: If the covariance is unknown, or there are no errors to take it from.
+        """
+        check_choice("covariance", covariance, COVARIANCES)
+        if self.certain or self.draws is not None or self.covariance is not None:
+            return self
+        mean = np.zeros(self.shape) if self.mean is None else self.mean
+        spread = floored(torch.from_numpy(mean), torch.from_numpy(self.spread))
+        correlation: Factored | None = None
+        if covariance == "errors":
+            if (correlation := self.error_correlation) is None:
+                raise ParameterError(
+                    "The covariance of errors was asked for, and there are no past errors.",
+                    f"Correlations are estimated from at least {FEWEST} of them.",
+                    "Pass a history with fitted values, or another covariance.",
+                )
+        elif covariance == "hierarchy":
+            correlation = along_hierarchy(spread.numpy(), hierarchy)
+        known = None if self.errors is None else torch.from_numpy(self.errors)
+        rho = 0.0 if covariance == "independent" else implied_rho(spread, known)
+        return replace(self, correlation=correlation, rho=rho, covariance=covariance)
+
+    def summed(
+        self, hierarchy: Hierarchy, samples: int = 1000, seed: int = 0, covariance: str | None = None
+    ) -> Forecasts:
         """Sum forecasts of the m bottom series to forecasts of all n series.
 
         Args:
             hierarchy: The sums.
             samples: Draws of the sums, unless there are draws or only means.
             seed: Seed of the draws.
+            covariance: ``"errors"`` or ``"independent"``; by default that of errors, and independent, with a warning,
+                where there are none.
         """
         mean, stddev = None if self.mean is None else summed(hierarchy, self.mean), None
         if self.certain:
             return Forecasts(mean)
-        draws = summed(hierarchy, self.drawn(samples, torch.Generator().manual_seed(seed)))
-        if self.stddev is not None and self.draws is None:
-            squares = hierarchy.summation.power(2)
-            stddev = np.sqrt((squares @ np.square(self.stddev).T).T)
-        return Forecasts(mean, stddev, draws, summing=True)
+        base = self._joint_bottoms(hierarchy, covariance)
+        draws = summed(hierarchy, base.drawn(samples, torch.Generator().manual_seed(seed)))
+        if base.stddev is not None and base.draws is None:
+            scale = torch.from_numpy(base.stddev)
+            law = Diagonal.from_stddev(scale) if base.correlation is None else base.correlation.scaled(scale)
+            stddev = law.functional_variance(SparseMap(hierarchy.summation)).sqrt().numpy()
+        return Forecasts(mean, stddev, draws, summing=True, covariance=base.covariance)
+
+    def _joint_bottoms(self, hierarchy: Hierarchy, covariance: str | None) -> Forecasts:
+        """Forecasts of bottom series with a dependence; warns where it is taken to be none."""
+        if self.draws is not None:
+            return self
+        if covariance is None:
+            covariance = "independent" if self.error_correlation is None else "errors"
+            if covariance == "independent":
+                warnings.warn(UNKNOWN_DEPENDENCE, UserWarning, stacklevel=4)
+        if covariance == "hierarchy":
+            raise ParameterError(
+                "The covariance along the hierarchy was asked for, and there are forecasts of bottom series alone.",
+                "It is fitted to the spreads of aggregates.",
+                "Add forecasts of aggregates, or past errors, or choose covariance='independent'.",
+            )
+        return self.dependent(covariance, hierarchy)
 
 
 def _spread_of(scores: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.forecasting.reconciliation.columns import LONE, Columns, is_quantile, probabilities
+from probhard.forecasting.reconciliation.dependence import COVARIANCES
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.ids import split, tree
+from probhard.forecasting.reconciliation.learned import MetricWeights
 from probhard.forecasting.reconciliation.reconcile import METRICS, Reconciliation
 from probhard.forecasting.reconciliation.result import Reconciled
 
@@ -25,10 +28,12 @@ FEW = 3  # most nodes whose bounds or values are spelled out in a column's name
 class ProjectionReconciler:
     """A method for hierarchicalforecast's ``HierarchicalReconciliation``; every mean and sample is feasible.
 
-    A node is the number of a row of ``S_df``, a label in ``names``, or a level in ``tags`` (all its nodes).
+    A node is the number of a row of ``S_df``, a label in ``names``, or a level in ``tags`` (all its nodes). With a
+    ``Y_df`` that has fitted values, the errors give the joint law and shape the metric.
 
     Args:
-        metric: ``"oblique"`` (weights from the forecast variances), ``"orthogonal"`` or ``"structural"``.
+        metric: A name of ``Reconciliation``, or numbers as of ``learn_metric``; None chooses by what is known.
+        covariance: ``"errors"`` (the default with fitted values), ``"hierarchy"`` (without) or ``"independent"``.
         nonnegative: Whether means, quantiles and samples are at least 0.
         upper: Upper bound of all nodes, or by node; a number or one per step.
         fixed: Values by node; a number, one per step, or ``"own forecast"`` to keep the forecast.
@@ -45,19 +50,31 @@ class ProjectionReconciler:
 
     def __init__(
         self,
-        metric: str = "oblique",
+        metric: str | MetricWeights | None = None,
         nonnegative: bool = False,
         upper: float | Mapping[int | str, Any] | None = None,
         fixed: Mapping[int | str, Any] | None = None,
         names: Sequence[str] | None = None,
         num_samples: int = 200,
         seed: int = 0,
+        covariance: str | None = None,
     ) -> None:
-        check_choice("metric", metric, METRICS)
+        if metric is not None and not isinstance(metric, MetricWeights):
+            check_choice("metric", metric, METRICS)
+        if covariance is not None:
+            check_choice("covariance", covariance, COVARIANCES)
         self.metric, self.nonnegative, self.upper, self.fixed = metric, nonnegative, upper, fixed or {}
+        self.covariance = covariance
         self.names = None if names is None else [str(name) for name in names]
         self.num_samples, self.seed = num_samples, seed
-        self._init_params: dict[str, Any] = {"metric": metric, "nonnegative": nonnegative}  # part of the column names
+        self._init_params: dict[str, Any] = {"nonnegative": nonnegative}  # part of the column names
+        if metric is not None:
+            label = (
+                "-".join(f"{number:g}" for number in astuple(metric)) if isinstance(metric, MetricWeights) else metric
+            )
+            self._init_params = {"metric": label, **self._init_params}
+        if covariance is not None:
+            self._init_params["covariance"] = covariance
         for name, values in (("upper", upper), ("fixed", fixed)):
             if isinstance(values, Mapping):
                 _check_values(name, values)
@@ -74,6 +91,8 @@ class ProjectionReconciler:
         level: Sequence[float] | None = None,
         seed: int | None = None,
         tags: Mapping[str, np.ndarray] | None = None,
+        y_insample: np.ndarray | None = None,  # (n, T)
+        y_hat_insample: np.ndarray | None = None,  # (n, T)
     ) -> dict[str, np.ndarray]:
         """Reconcile forecasts of n nodes over H steps.
 
@@ -84,6 +103,8 @@ class ProjectionReconciler:
             level: L interval levels in percent.
             seed: Added to the seed of the reconciler.
             tags: Rows of each level.
+            y_insample: Observed values of the history, (n, T).
+            y_hat_insample: Its fitted values, (n, T).
 
         Returns:
             ``mean`` (n, H) and, with levels, ``quantiles`` (n, H, 2 L) in ascending order.
@@ -91,7 +112,10 @@ class ProjectionReconciler:
         Raises:
             ProbhardError: If standard deviations are missing, a node is unknown, or nothing is feasible.
         """
-        if sigmah is None and (level is not None or self.metric == "oblique"):
+        errors = None
+        if y_insample is not None and y_hat_insample is not None and np.shape(y_insample) == np.shape(y_hat_insample):
+            errors = np.ascontiguousarray((np.asarray(y_insample) - np.asarray(y_hat_insample)).T)
+        if sigmah is None and (level is not None or (self.metric == "oblique" and errors is None)):
             raise ParameterError(
                 f"ProjectionReconciler(metric={self.metric!r}) got no standard deviations.",
                 "hierarchicalforecast passes them only with level=... and intervals_method='normality'.",
@@ -110,8 +134,9 @@ class ProjectionReconciler:
             self.nonnegative,
             upper,
             self._table(values, tags, shape) if values else None,
+            covariance=self.covariance,
         )
-        self._base = Forecasts(y_hat.T, None if sigmah is None else sigmah.T)
+        self._base = Forecasts(y_hat.T, None if sigmah is None else sigmah.T, errors=errors)
         self._seed = self.seed + (seed or 0)
         reconciled = self._reconciled(self.num_samples)
         self.fitted, self.sampler = True, None if sigmah is None else self

@@ -4,13 +4,18 @@ For each of H steps, with base forecasts f of n series and draws z of their law,
 
     mean: argmin over feasible u of |u - f|_Q^2,      draw: argmin over feasible u of |u - z|_Q^2.
 
-A feasible u adds up and obeys the bounds and fixed values. The weight ``W = Q^-1`` is
+A feasible u adds up and obeys the bounds and fixed values. The weight ``W = Q^-1`` is a member of the family of
+``learned``, given by its numbers or by a name:
 
-    oblique:     diag(s^2), the variances of the series;
-    orthogonal:  I, as MinT's ols;
-    structural:  diag(|S| 1), as MinT's wls_struct.
+| metric     | weight W                                                                                   |
+|------------|--------------------------------------------------------------------------------------------|
+| middle     | half-way between orthogonal and oblique, the default where spreads are known                |
+| oblique    | the covariance of the errors, scaled to the spreads; without errors the spreads squared     |
+| orthogonal | I, as MinT's ols                                                                           |
+| structural | diag(|S| 1), as MinT's wls_struct, the default for means alone                              |
 
-An immutable node keeps its forecast, clipped at its bounds.
+The law of the draws z is separate from the metric, see ``dependence``. An immutable node keeps its forecast, clipped at
+its bounds.
 """
 
 from __future__ import annotations
@@ -25,16 +30,20 @@ import torch
 
 from probhard.constraints import Box, Constraint, Hierarchy, LinearEquality
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice
+from probhard.forecasting.reconciliation.dependence import COVARIANCES
 from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.joint_law import floored
+from probhard.forecasting.reconciliation.learned import MetricWeights
 from probhard.forecasting.reconciliation.result import Reconciled, mean_of_feasible
-from probhard.metric import DiagonalMetric
+from probhard.laws import Diagonal, LocationScale, LowRank
+from probhard.metric import DiagonalMetric, LowRankMetric
 from probhard.projection.layer import DPPL
 
 __all__ = ["CHUNK", "METRICS", "Reconciled", "Reconciliation", "everywhere"]
 
-METRICS = ("oblique", "orthogonal", "structural")
+METRICS = ("middle", "oblique", "orthogonal", "structural")
+MIDDLE = {True: MetricWeights(0.5, 0.5), False: MetricWeights(0.5, 0.0)}  # with and without past errors
 CHUNK = 2_000_000  # numbers per projection, to bound the memory
-CERTAIN = 1e-3  # spread that replaces 0 in the oblique metric, relative to the smallest positive one of the step
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,27 +52,32 @@ class Reconciliation:
 
     Args:
         hierarchy: The sums, with immutable nodes if any.
-        metric: One of ``METRICS``; None means oblique, or structural for means only.
+        metric: One of ``METRICS``, or numbers such as those of ``learn_metric``; None chooses by what is known.
         nonnegative: Whether all series are at least 0.
         upper: Upper bounds: a number, (n,) or (H, n); inf or NaN for none.
         fixed: Values of fixed nodes: a number, (n,) or (H, n); NaN for free nodes.
         on_failure: ``"raise"``, or ``"flag"`` to mark infeasible points with NaN.
+        covariance: Law of the draws: ``"errors"`` (the default where there are some), ``"hierarchy"`` or
+            ``"independent"``. Forecasts that are joint draws keep their own.
 
     Raises:
-        ParameterError: If the metric or ``on_failure`` is unknown.
+        ParameterError: If the metric, the covariance or ``on_failure`` is unknown.
     """
 
     hierarchy: Hierarchy
-    metric: str | None = None
+    metric: str | MetricWeights | None = None
     nonnegative: bool = False
     upper: Any = None
     fixed: Any = None
     on_failure: str = "raise"
+    covariance: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("on_failure", self.on_failure, ("raise", "flag"))
-        if self.metric is not None:
+        if self.metric is not None and not isinstance(self.metric, MetricWeights):
             check_choice("metric", self.metric, METRICS)
+        if self.covariance is not None:
+            check_choice("covariance", self.covariance, COVARIANCES)
 
     def __call__(self, base: Forecasts, samples: int = 1000, seed: int = 0) -> Reconciled:
         """Reconcile base forecasts.
@@ -86,9 +100,10 @@ class Reconciliation:
             raise ParameterError(
                 f"Got seed={seed}.", "It seeds a torch generator.", "Pass a number from 0 to 2^63 - 1."
             )
+        base = self.dependent(base)
         before = None if base.certain else base.drawn(samples, torch.Generator().manual_seed(seed))
         result = Reconciled.empty(shape, before, self.exact(base))
-        weight, pending = self.weight(base), self._groups(shape)
+        weight, pending = self.weight(base), self._groups(base)
         while pending:
             steps = pending.pop()
             try:
@@ -149,40 +164,75 @@ class Reconciliation:
         return base.stddev is not None and not self._bounded and not (base.summing and self.fixed is not None)
 
     def chosen(self, base: Forecasts) -> str:
-        """Return the name of the metric for these forecasts."""
-        return self.metric or ("structural" if base.certain else "oblique")
+        """Return the name of the metric for these forecasts; "learned" for numbers."""
+        if isinstance(self.metric, MetricWeights):
+            return "learned"
+        return self.metric or ("structural" if base.spread is None and base.errors is None else "middle")
+
+    def weights(self, base: Forecasts) -> MetricWeights:
+        """Return the numbers of the metric for these forecasts."""
+        if isinstance(self.metric, MetricWeights):
+            return self.metric
+        known = base.error_correlation is not None
+        named = {"oblique": MetricWeights(1.0, float(known)), "orthogonal": MetricWeights(0.0, 0.0)}
+        return {**named, "middle": MIDDLE[known], "structural": MetricWeights(0.0, 0.0, 1.0)}[self.chosen(base)]
+
+    def dependent(self, base: Forecasts) -> Forecasts:
+        """Set the joint law of forecasts that have none.
+
+        Raises:
+            ParameterError: If there are no errors to take it from.
+        """
+        return base.dependent(
+            self.covariance or ("hierarchy" if base.error_correlation is None else "errors"), self.hierarchy
+        )
 
     @property
     def _bounded(self) -> bool:
         return self.nonnegative or self.upper is not None
 
-    def _groups(self, shape: tuple[int, int]) -> list[np.ndarray]:
-        """Group the steps by their fixed nodes."""
-        if self.fixed is None:
-            return [np.arange(shape[0])] if shape[0] else []
-        free = np.isnan(everywhere(self.fixed, np.nan, shape))
-        group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
-        return [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
+    def _groups(self, base: Forecasts) -> list[np.ndarray]:
+        """Group the steps by their fixed nodes, few enough at a time where a metric or law has a factor."""
+        shape, columns = base.shape, 1
+        group = np.zeros(shape[0], dtype=np.int64)
+        if self.fixed is not None:
+            free = np.isnan(everywhere(self.fixed, np.nan, shape))
+            group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
+        if self.weights(base).correlation and base.error_correlation is not None:
+            columns = base.error_correlation.factor_size
+        size = max(1, 5 * CHUNK // (shape[1] * columns)) if columns > 1 else max(1, shape[0])
+        groups = [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
+        return [part for steps in groups for part in np.array_split(steps, -(-len(steps) // size))]
 
-    def weight(self, base: Forecasts) -> Callable[[np.ndarray], DiagonalMetric]:
+    def weight(self, base: Forecasts) -> Callable[[np.ndarray], DiagonalMetric | LowRankMetric]:
         """Return a function from numbers of steps, (k,), to their metric.
 
         Raises:
-            ParameterError: If the metric is oblique and the forecasts have no spreads.
+            ParameterError: If the metric needs spreads and the forecasts have none.
         """
-        metric, spread = self.chosen(base), base.spread
-        if metric != "oblique":
-            sizes = self.hierarchy.sizes if metric == "structural" else torch.ones_like(self.hierarchy.sizes)
-            return lambda steps: DiagonalMetric(sizes)
+        weights, spread, sizes = self.weights(base), base.spread, self.hierarchy.sizes
+        if spread is None and base.errors is not None:  # as MinT does
+            with np.errstate(invalid="ignore"):
+                errors = np.where(np.isnan(base.errors), 0.0, base.errors)
+                spread = np.broadcast_to(np.sqrt(np.square(errors).mean(0)), base.shape)
         if spread is None:
-            raise ParameterError(
-                "The oblique metric got forecasts without spreads.",
-                "It moves uncertain series more than others.",
-                "Add intervals, quantiles or several draws to the forecasts, or use the metric 'structural'.",
-            )
-        least = np.where(spread > 0, spread, np.inf).min(1, keepdims=True)
-        spread = np.where(spread > 0, spread, CERTAIN * np.where(np.isfinite(least), least, 1.0))
-        return lambda steps: DiagonalMetric(torch.from_numpy(np.square(spread[steps])))
+            if weights.exponent or weights.correlation:
+                raise ParameterError(
+                    f"The metric {self.chosen(base)!r} got forecasts without spreads.",
+                    "It moves uncertain series more than others.",
+                    "Add intervals, quantiles or several draws to the forecasts, or use the metric 'structural'.",
+                )
+            spread = np.ones(base.shape)
+        size = torch.from_numpy(np.zeros(base.shape) if base.mean is None else base.mean)
+        stddev = floored(size, torch.from_numpy(np.ascontiguousarray(spread)))
+
+        def metric(steps: np.ndarray) -> DiagonalMetric | LowRankMetric:
+            weight = weights.weight(stddev[steps], base.error_correlation, sizes)
+            if isinstance(weight, LowRank):
+                return LowRankMetric(weight.factor, weight.diagonal_part)
+            return DiagonalMetric(weight.diagonal())
+
+        return metric
 
     def _fill(
         self, result: Reconciled, steps: np.ndarray, constraint: Constraint, base: Forecasts, layer: DPPL
@@ -200,8 +250,9 @@ class Reconciliation:
         if base.mean is None:
             result.mean[steps] = mean_of_feasible(result.draws[:, steps])
         elif base.stddev is not None and result.spread is not None:
-            law = torch.from_numpy(base.mean[steps]), torch.from_numpy(base.stddev[steps])
-            result.spread[steps] = law[1] if base.summing else layer(law, constraint).scale
+            mean, stddev = torch.from_numpy(base.mean[steps]), torch.from_numpy(base.stddev[steps])
+            cov = Diagonal.from_stddev(stddev) if base.correlation is None else base.correlation.scaled(stddev)
+            result.spread[steps] = stddev if base.summing else layer(LocationScale(mean, cov), constraint).scale
 
     def _project(
         self, points: np.ndarray, bounds: tuple[np.ndarray, np.ndarray], constraint: Constraint, layer: DPPL

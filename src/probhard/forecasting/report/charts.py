@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,23 @@ def axis(low: float, high: float) -> tuple[float, float, list[tuple[float, str]]
     unit, suffix = next((size, suffix) for start, size, suffix in UNITS if largest >= start)
     digits = max(0, -math.floor(math.log10(step / unit) + 1e-9))
     return low, high, [(float(tick), f"{tick / unit:,.{digits}f}{suffix}") for tick in ticks]
+
+
+def strip(values: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Lay out one row of dots per name on a shared axis from 0, for the template.
+
+    Args:
+        values: Numbers of each row; those that are not finite are left out.
+
+    Returns:
+        ``rows`` (name, places of the dots, place of their mean) and ``ticks`` (place, value), places in percent.
+    """
+    known = {name: [x for x in row if math.isfinite(x)] for name, row in values.items()}
+    top = max((max(row) for row in known.values() if row), default=0.0) * 1.04 or 1.0
+    _, _, ticks = axis(0.0, 100 * top)
+    places = [(tick / top, label) for tick, label in ticks if 0 <= tick <= 100 * top]
+    rows = [(name, [100 * x / top for x in row], 100 * float(np.mean(row)) / top) for name, row in known.items() if row]
+    return {"rows": rows, "ticks": places}
 
 
 def histogram(counts: np.ndarray) -> dict[str, Any]:

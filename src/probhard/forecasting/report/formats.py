@@ -7,6 +7,7 @@ import hashlib
 import math
 from typing import Any
 
+MINUS = "\N{MINUS SIGN}"
 MISSING = "\N{EN DASH}"  # in place of a number that is missing or not finite
 
 
@@ -20,6 +21,17 @@ def number(value: float | None) -> str:
     if not -5 < power < 12:
         return f"{value:.2e}"
     return f"{value:,.{max(0, 3 - power)}f}"
+
+
+def short(value: float | None) -> str:
+    """Format a number with three significant digits."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:#.3g}"
+
+
+def signed(value: float) -> str:
+    """Format a number as ``number`` does, with its sign."""
+    text = number(abs(value))
+    return text if text == "0" else f"{'+' if value > 0 else MINUS}{text}"
 
 
 def percent(value: float, unit: str = " %") -> str:
@@ -41,6 +53,8 @@ def words(value: Any) -> str:
         return ", ".join(map(words, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {words(x)}" for name, x in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

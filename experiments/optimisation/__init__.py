@@ -1,0 +1,1 @@
+"""Networks that solve optimisation problems: quadratic programs and optimal power flow."""

@@ -1,0 +1,190 @@
+"""The page and the figure of the optimisation table, from its result lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import templates
+from experiments.optimisation.goals import goals, missed
+from experiments.templates import Figure, MissingFigureError
+
+PAGE = Path(__file__).parent / "pages" / "optimisation.md"
+KEYS = ("case", "way")
+OURS, OPTIMUM, PUBLISHED = "probhard", "optimum", "published"
+TITLES = {
+    "dc3-convex": "DC3, convex",
+    "dc3-nonconvex": "DC3, non-convex",
+    "pinet-convex": "Pi-net, convex",
+    "pinet-control": "Pi-net, control",
+}
+# means of the published tests; HardNet's matrices are drawn in another order, so its optimum differs too
+QUOTED = (
+    ("dc3-convex", "DC3", -13.46, "OSQP -15.05"),
+    ("dc3-nonconvex", "DC3", -10.66, "IPOPT -11.59"),
+    ("other matrices, non-convex", "HardNet-Aff", -14.10, "IPOPT -14.28, DC3 -12.57"),
+    ("case57", "DC3", 3.82, "PYPOWER 3.81"),
+)
+
+Line = Mapping[str, Any]
+
+
+def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
+    """Write the page and the figure; returns the files that were written.
+
+    Args:
+        folder: Where to write.
+        lines: Result lines.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page, picture = folder / "optimisation.md", folder / "optimisation.png"
+    page.write_text(render(lines))
+    plot(picture, lines)
+    return [page, picture]
+
+
+def render(lines: Sequence[Line]) -> str:
+    """Return the page.
+
+    Args:
+        lines: Result lines.
+    """
+    programs = [line for line in lines if line["case"] in TITLES]
+    power = [line for line in lines if line["case"].startswith("case")]
+    trained = [line for line in power if line.get("epochs")]
+    values = {
+        "missed": missed(lines),
+        "goals": templates.table(["goal", "asked", "measured", "met"], goals(lines)),
+        "worst": Figure(lambda case: f"{_of(lines, case, OURS)['worst_gap']:.2g}"),
+        "epochs": Figure(lambda case: str(_of(lines, case, OURS)["epochs"])),
+        "programs": _figure(_program_table, programs),
+        "power": _figure(_power_table, power),
+        "loads": Figure(lambda case: f"{_of(lines, case, OURS)['loads']:,}"),
+        "training": _figure(_training, trained),
+        "quoted": templates.table(
+            ["problem", "system", "its objective", "beside"],
+            [[TITLES.get(case, case), system, f"{value:.2f}", beside] for case, system, value, beside in QUOTED],
+        ),
+    }
+    return templates.fill(PAGE, values)
+
+
+def _figure(text: Callable[[Sequence[Line]], str], lines: Sequence[Line]) -> Figure:
+    """A text from lines; its block is left out if there are none."""
+
+    def filled(_: str) -> str:
+        if not lines:
+            raise MissingFigureError("lines")
+        return text(lines)
+
+    return Figure(filled)
+
+
+def _of(lines: Sequence[Line], case: str, way: str) -> Line:
+    for line in lines:
+        if (line["case"], line["way"]) == (case, way):
+            return line
+    raise MissingFigureError(case)
+
+
+def _program_table(lines: Sequence[Line]) -> str:
+    names = ["problem", "way", "objective", "gap %", "worst gap %", "equalities", "inequalities", "ms each", "layer ms"]
+    rows = [
+        [
+            TITLES[line["case"]],
+            line["way"],
+            f"{line['objective']:.4f}",
+            f"{line['gap']:.3f}",
+            f"{line['worst_gap']:.2g}",
+            _small(line["equality"]),
+            _small(line["inequality"]),
+            f"{line['instance_ms']:.3f}",
+            _time(line, "layer_ms"),
+        ]
+        for line in lines
+    ]
+    return templates.table(names, rows)
+
+
+def _power_table(lines: Sequence[Line]) -> str:
+    names = ["network", "way", "instances", "cost", "gap %", "worst gap %", "equations", "bounds", "solved", "ms each"]
+    rows = [
+        [
+            line["case"],
+            line["way"],
+            str(line["instances"]),
+            f"{line['objective']:.4f}",
+            f"{line['gap']:.3f}",
+            f"{line['worst_gap']:.2g}",
+            _small(line["equality"]),
+            _small(line["inequality"]),
+            f"{100 * line['solved']:.1f} %",
+            f"{line['instance_ms']:.1f}",
+        ]
+        for line in lines
+    ]
+    return templates.table(names, rows)
+
+
+def _training(lines: Sequence[Line]) -> str:
+    names = ["network", "loads", "epochs", "ms per step", "batch", "projections", "failed"]
+    rows = [
+        [
+            line["case"],
+            str(line["loads"]),
+            str(line["epochs"]),
+            f"{line['step_ms']:.0f}",
+            str(line["batch"]),
+            f"{line['projections']:,}",
+            str(line["failures"]),
+        ]
+        for line in lines
+    ]
+    return templates.table(names, rows)
+
+
+def _small(value: float) -> str:
+    return "0" if value == 0 else f"{value:.0e}"
+
+
+def _time(line: Line, name: str) -> str:
+    return f"{line[name]:.1f}" if name in line else ""
+
+
+def plot(path: Path, lines: Sequence[Line]) -> None:
+    """Write the figure: time against violation of all ways on DC3's problems, and the gap over epochs.
+
+    Args:
+        path: The file.
+        lines: Result lines.
+    """
+    from matplotlib.figure import Figure as Canvas
+
+    figure = Canvas(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for line in lines:
+        if line["case"] == "dc3-convex":
+            worst = max(line["equality"], line["inequality"], 1e-16)
+            left.loglog(line["instance_ms"], worst, "o", ms=8, color="#2a78d6" if line["way"] == OURS else "#9aa5b1")
+            left.annotate(line["way"], (line["instance_ms"], worst), xytext=(6, 4), textcoords="offset points")
+    left.set_xlabel("ms for each instance")
+    left.set_ylabel("largest violation")
+    left.set_title("DC3's convex problem: lower left is better", fontsize=10)
+    left.margins(0.25)
+    for case, title in TITLES.items():
+        for line in lines:
+            if (line["case"], line["way"]) == (case, OURS) and line.get("curve"):
+                best = line.get("validation_optimum")
+                if best is not None:
+                    gaps = [100 * (value - best) / abs(best) for value in line["curve"]]
+                    right.semilogy(range(1, len(gaps) + 1), gaps, label=title)
+    right.axhline(0.5, color="black", lw=1, ls=":", label="goal")
+    right.set_xlabel("epoch")
+    right.set_ylabel("gap to the optimum, %")
+    right.set_title("validation instances", fontsize=10)
+    right.legend(frameon=False)
+    for axes in (left, right):
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=120)

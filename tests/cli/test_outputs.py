@@ -1,0 +1,131 @@
+"""Outputs that belong together, and certificates that warn of implausible moves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probhard._util import atomic
+from probhard.cli import _project, main
+
+X = np.linspace(0, 1, 20)
+MASS = "constraints:\n  - conservation: {mass: total}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    mean = np.random.default_rng(0).normal(1.0, 0.1, (3, 20))
+    np.savez(tmp_path / "fields.npz", mean=mean, stddev=np.full_like(mean, 0.1), x=X, total=1.0)
+    (tmp_path / "c.yaml").write_text(MASS)
+    return tmp_path
+
+
+def project(folder: Path, output: str = "out.npz", *options: str) -> int:
+    paths = [str(folder / name) for name in ("fields.npz", "c.yaml", output)]
+    return main(["project", paths[0], "--constraints", paths[1], "--output", paths[2], "--draws", "5", *options])
+
+
+def test_a_certificate_vouches_for_its_files(folder: Path, capsys):
+    assert project(folder) == 0
+    content = json.loads((folder / "out.json").read_text())
+    assert set(content["files"]) == {"out.npz"}
+    assert main(["verify", str(folder / "out.json")]) == 0
+    assert "out.npz: unchanged" in capsys.readouterr().out
+    changed = bytearray((folder / "out.npz").read_bytes())
+    changed[-100] ^= 1
+    (folder / "out.npz").write_bytes(bytes(changed))
+    assert main(["verify", str(folder / "out.json")]) == 2
+    assert "was changed since out.json" in capsys.readouterr().err
+    (folder / "out.npz").unlink()
+    assert main(["verify", str(folder / "out.json")]) == 2
+    assert "is missing since" in capsys.readouterr().err
+    assert main(["verify", str(folder / "c.yaml")]) == 2
+
+
+@pytest.mark.parametrize("point", ["write_npz", "conclude"])
+def test_no_old_certificate_stands_beside_new_files(folder: Path, capsys, monkeypatch, point):
+    """Whenever the run ends after its first write, the certificate of the run before is gone."""
+    assert project(folder) == 0
+
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(_project, point, full)
+    assert project(folder) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert not (folder / "out.json").exists()
+
+
+def test_a_file_that_is_no_certificate_is_kept(folder: Path, capsys):
+    (folder / "mine.json").write_text('{"my": "notes"}')
+    assert project(folder, "mine.npz") == 2
+    assert "not a certificate" in capsys.readouterr().err
+    assert (folder / "mine.json").read_text() == '{"my": "notes"}'
+    assert not (folder / "mine.npz").exists()
+
+
+def test_paths_are_checked_before_any_work(folder: Path, capsys):
+    (folder / "d.npz").mkdir()
+    assert project(folder, "d.npz") == 2
+    assert "must be a file" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "tempfile.TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+        )
+        assert project(folder) == 2
+    assert "no file can be written" in capsys.readouterr().err
+
+
+def test_space_for_draws_is_reserved(tmp_path: Path, monkeypatch):
+    mapped = atomic.reserved_map(tmp_path / "a.npy", (10, 1000))
+    assert (tmp_path / "a.npy").stat().st_blocks * 512 >= mapped.nbytes
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        atomic.reserved_map(tmp_path / "b.npy", (10, 1000))
+    assert not (tmp_path / "b.npy").exists()
+
+
+def test_lack_of_memory_is_a_message(folder: Path, capsys, monkeypatch):
+    def small(*_: object) -> None:
+        raise MemoryError("Unable to allocate 10. GiB")
+
+    monkeypatch.setattr(_project, "read_fields", small)
+    assert project(folder) == 2
+    assert "too little memory" in capsys.readouterr().err
+
+
+def test_feasible_is_not_plausible(folder: Path, capsys):
+    """A mass 1000 times too large is met, but moves every cell by thousands of deviations."""
+    assert project(folder) == 0
+    moved = json.loads((folder / "out.json").read_text())["moved_in_deviations"]
+    assert moved["worst"] < 2
+    assert moved["share_above_5"] == 0
+    with np.load(folder / "fields.npz") as arrays:
+        np.savez(folder / "fields.npz", **{**arrays, "total": 1000.0})
+    assert project(folder) == 4
+    content = json.loads((folder / "out.json").read_text())
+    assert content["feasible"]
+    assert not content["plausible"]
+    assert content["moved_in_deviations"]["share_above_5"] == 1
+    assert "contradict each other" in capsys.readouterr().out
+
+
+def test_moves_are_those_of_dense_algebra(folder: Path):
+    assert project(folder) == 0
+    with np.load(folder / "fields.npz") as arrays:
+        mean = arrays["mean"]
+    weights = np.full(20, X[1])
+    weights[[0, -1]] /= 2
+    moves = np.abs((1.0 - mean @ weights)[:, None] * weights / (weights @ weights)) / 0.1
+    moved = json.loads((folder / "out.json").read_text())["moved_in_deviations"]
+    assert moved["mean"] == pytest.approx(moves.mean(), rel=1e-9)
+    assert moved["worst"] == pytest.approx(moves.max(), rel=1e-9)
