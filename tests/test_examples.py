@@ -18,7 +18,7 @@ def test_the_gallery_is_complete():
     assert {script.stem for script in SCRIPTS} == names
     page = (EXAMPLES.parent / "docs" / "examples.md").read_text()
     for name in names:
-        assert f'"examples/{name}.py"' in page
+        assert f'--8<-- "examples/{name}.py"' in page
         assert f"pictures/{name}.png" in page
         assert (EXAMPLES.parent / "docs" / "pictures" / f"{name}.png").is_file()
 

@@ -11,8 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
-from probhard.projection.iterated import IteratedProjector
+from probhard.laws.covariance import Covariance
+from probhard.projection.base import Options
+from probhard.projection.iterated import IteratedProjector, iterated
+from probhard.projection.linear import LinearProjector
+from probhard.projection.parts import parts_of
 from probhard.solvers.splitting import L1Block, SplitProblem, iterate
 
 
@@ -126,6 +131,27 @@ class FrozenIterations(nn.Module):
         if len(self.equal):
             parts.append((u @ self.equal.mT - self.right).abs())
         return torch.cat(parts, -1).amax(-1)
+
+
+def frozen(constraint: Constraint, n: int, weight: Covariance, options: Options) -> FrozenProjection | FrozenIterations:
+    """The projection on one set under one weight, in float64.
+
+    Args:
+        constraint: A ``LinearEquality``, or any polyhedral set if there are ``options.iterations``.
+        n: Number of variables.
+        weight: W, over (n,).
+        options: Options of the layer.
+
+    Raises:
+        ParameterError: The data have batch dimensions, or a part is not polyhedral.
+    """
+    parts = parts_of(constraint, n)
+    if parts.linear is not None and parts.only_equalities and parts.nonlinear is None:
+        zero = torch.zeros(n, dtype=torch.float64)
+        solution = LinearProjector(parts.linear, weight, options).solve(zero)
+        return FrozenProjection(solution.tangent.apply(torch.eye(n).to(zero)).mT.contiguous(), solution.value)
+    iterated(parts)  # checks them
+    return FrozenIterations(IteratedProjector(parts, weight, options))
 
 
 def check_dtype(z: Tensor, buffer: Tensor) -> None:

@@ -32,9 +32,7 @@ from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
 from probhard.projection.eager import breaks_graph, outside
-from probhard.projection.frozen import FrozenIterations, FrozenProjection
-from probhard.projection.iterated import IteratedProjector
-from probhard.projection.parts import parts_of
+from probhard.projection.frozen import FrozenIterations, FrozenProjection, frozen
 from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
@@ -247,20 +245,9 @@ class DPPL(nn.Module):
             )
         like = torch.zeros(n, dtype=torch.float64)
         with torch.no_grad():
-            projector = self._projector(like, None, constraint)
-            frozen: FrozenProjection | FrozenIterations
-            if isinstance(projector, IteratedProjector):
-                frozen = FrozenIterations(projector)
-            elif alone:
-                solution = projector.solve(like)
-                matrix = solution.tangent.apply(torch.eye(n).to(like)).mT
-                frozen = FrozenProjection(matrix.contiguous(), solution.value)
-            else:  # bounds alone
-                options = Options(iterations=self.iterations)
-                frozen = FrozenIterations(
-                    IteratedProjector(parts_of(constraint, n), self.metric.weight(like, None), options)
-                )
-        return frozen.to(dtype or torch.get_default_dtype())
+            options = Options(iterations=self.iterations)
+            made = frozen(constraint, n, self.metric.weight(like, None), options)
+        return made.to(dtype or torch.get_default_dtype())
 
     def _projector(
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
