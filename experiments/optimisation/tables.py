@@ -187,11 +187,15 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
         if line["case"] == "dc3-convex":
             worst = max(line["equality"], line["inequality"], 1e-16)
             left.loglog(line["instance_ms"], worst, "o", ms=8, color="#2a78d6" if line["way"] == OURS else "#9aa5b1")
-            left.annotate(line["way"], (line["instance_ms"], worst), xytext=(6, 4), textcoords="offset points")
+            place = (-5, -16) if line["way"] == "OSQP, one factor" else (-5, 8)
+            left.annotate(
+                line["way"], (line["instance_ms"], worst), xytext=place, textcoords="offset points", fontsize=8
+            )
     left.set_xlabel("ms for each instance")
     left.set_ylabel("largest violation")
     left.set_title("DC3's convex problem: lower left is better", fontsize=10)
-    left.margins(0.25)
+    left.set_xlim(0.05, 30)
+    left.margins(y=0.25)
     for case, title in TITLES.items():
         for line in lines:
             if (line["case"], line["way"]) == (case, OURS) and line.get("curve"):
