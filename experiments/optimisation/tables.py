@@ -58,6 +58,7 @@ def render(lines: Sequence[Line]) -> str:
         "missed": missed(lines),
         "goals": templates.table(["goal", "asked", "measured", "met"], goals(lines)),
         "worst": Figure(lambda case: f"{_of(lines, case, OURS)['worst_gap']:.2g}"),
+        "gap": Figure(lambda case: f"{_of(lines, case, OURS)['gap']:.1f}"),
         "epochs": Figure(lambda case: str(_of(lines, case, OURS)["epochs"])),
         "programs": _figure(_program_table, programs),
         "power": _figure(_power_table, power),
