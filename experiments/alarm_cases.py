@@ -6,8 +6,8 @@
 | links & limits  | 4 links of length 1 in the plane, bounds, joints bent by 70 deg   | the straight arm             |
 | sphere & bounds | ``|u| = 1``, ``u >= 0`` in 5 dimensions                           | 0.3 for every variable       |
 | quaternion      | ``|u| = 1`` in 4 dimensions                                       | the identity                 |
-| SO(3), six      | ``R^T R = I``, upper triangle                                     | the identity                 |
-| SO(3), nine     | ``R^T R = I``, all entries: three rows repeat others              | the identity                 |
+| SO(3) by six    | ``R^T R = I``, upper triangle                                     | the identity                 |
+| SO(3) by nine   | ``R^T R = I``, all entries: three rows repeat others              | the identity                 |
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def cases() -> list[Case]:
             "sphere & bounds", ph.NonlinearEquality(sphere) & ph.NonNegative(), torch.full_like(arm[:5], 0.3), 0.3, 2.0
         ),
         Case("quaternion", ph.NonlinearEquality(sphere), unit, 0.1, 2.0),
-        Case("SO(3), six", ph.NonlinearEquality(rotation_six), eye, 0.1, 1.0),
-        Case("SO(3), nine", ph.NonlinearEquality(rotation_nine), eye, 0.1, 1.0),
+        Case("SO(3) by six", ph.NonlinearEquality(rotation_six), eye, 0.1, 1.0),
+        Case("SO(3) by nine", ph.NonlinearEquality(rotation_nine), eye, 0.1, 1.0),
     ]
 
 

@@ -19,7 +19,7 @@ PDE = ("pde-linear", "pde-nonlinear", "tvd")
 FIELDS, FORECASTS, ROLLING = "joint-fields", "joint-forecasting", "forecasting-rolling"
 RECONCILIATION = "reconciliation"
 FORECASTING = ("forecasting", ROLLING, RECONCILIATION, FORECASTS)
-TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "optimisation", "timing", "speed")
+TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "alarms", "optimisation", "timing", "speed")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ def run(request: Request) -> Iterator[str]:
         yield from map(_written, _first_order(request))
     elif request.table == "optimisation":
         yield from map(_written, _optimisation(request))
+    elif request.table == "alarms":
+        yield from map(_written, _alarms(request))
     elif request.table == "speed":
         yield from map(_written, _speed(request))
     else:
@@ -185,6 +187,18 @@ def _optimisation(request: Request) -> list[Path]:
         check_choices("problem", names, runs.CASES)
         runs.run(records, names, request.quick)
     return tables.write(request.folder, _lines(records))
+
+
+def _alarms(request: Request) -> list[Path]:
+    """Project points near and far on nonlinear constraints, of the named cases, and write their page."""
+    from experiments import alarms
+
+    names = _listed(request.problems)
+    check_choices("problem", names, alarms.NAMES)
+    path = request.folder / "alarms.jsonl"
+    if not request.render:
+        alarms.run(path, names, request.quick)
+    return alarms.write(request.folder, _lines(Records(path, alarms.KEYS)))
 
 
 def _timing(request: Request) -> list[Path]:

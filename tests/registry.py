@@ -111,6 +111,7 @@ def covariance(name: str, *shape: int) -> ph.Covariance:
 METRICS: dict[str, Callable[[int], str | ph.Metric]] = {
     "oblique": lambda n: "oblique",
     "orthogonal": lambda n: "orthogonal",
+    "variances": lambda n: "variances",
     "diagonal": lambda n: ph.DiagonalMetric(rand(n)),
     "learned diagonal": lambda n: ph.DiagonalMetric(rand(n), learn=True),
     "low rank": lambda n: ph.LowRankMetric(randn(n, 2), rand(n)),

@@ -47,8 +47,8 @@ SETS = {
     "traffic": RollingSet(1, 8, 1, 8, False),
     "wiki": RollingSet(1, 8, 1, 8, False),
     "swiss_stays": RollingSet(12, 8, 12, 4, True, "swiss_stays.csv", "canton"),
-    "nsw_offences": RollingSet(12, 12, 12, 6, True, "nsw_offences.csv", "offence"),
-    "aus_births": RollingSet(12, 20, 12, 6, True, "aus_births.csv", "state"),
+    "nsw_offences": RollingSet(12, 8, 12, 6, True, "nsw_offences.csv", "offence"),
+    "aus_births": RollingSet(12, 8, 12, 6, True, "aus_births.csv", "state"),
     "ercot_hourly": RollingSet(24, 20, 24, 8, False, "ercot_hourly.csv.gz", "zone"),
 }
 

@@ -50,13 +50,14 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         networks: Result lines of the table of networks, whose rolling origins are the same.
     """
     scores = collect(lines, networks)
-    sets = [name for name in SETS if (DEFAULT, name) in scores]
+    sets = [name for name, chosen in SETS.items() if len(scores.get((DEFAULT, name), {})) == chosen.origins]
+    lines = [line for line in lines if line["dataset"] in sets]
     missing = [NAMES[name] for name in SETS if name not in sets]
     values = {
         "count": len(lines),
         "level": f"{100 * LEVEL:.0f} %",
         "samples": SAMPLES,
-        "missing": f"Not run yet: {', '.join(missing)}." if missing else "",
+        "missing": f"Not run yet, or not at all origins: {', '.join(missing)}." if missing else "",
         "behind": _behind(scores, sets),
         "first": f"{sum(_rank(scores, name)[2] <= 1 + TIE for name in sets)} of {len(sets)}",
         "crps": _crps(scores, sets),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,10 +20,11 @@ from experiments.pde.joint_measures import measured
 from experiments.records import Records
 from probhard._util.atomic import replacing
 from probhard.errors import check_choices
-from probhard.method import METHODS, Method
+from probhard.method import METHODS, Method, Step
 from probhard.model import Batch, ConstrainedModel
+from probhard.pde.correlated import Correlated
 from probhard.pde.operators import VarianceNO
-from probhard.training import fit
+from probhard.training import Schedule, fit
 
 TIMED = 12  # steps of each law
 KEYS = ("problem", "law", "seed", "epochs")
@@ -38,26 +39,27 @@ class Law:
         network: Options of ``VarianceNO`` beside those of the problem.
         weight: Of the functionals in training.
         of: The row whose network it takes, and correlates by its errors on validation fields; None for its own.
+        rank: Columns of a factor that is learned in a second phase, instead of that correlation; 0 for none.
     """
 
     network: Mapping[str, Any]
     weight: float = 0.0
     of: str | None = None
+    rank: int = 0
 
     def method(self, case: Case) -> Method:
         """The training method on a problem."""
-        if not self.weight:
-            return METHODS["probhard-ob"]
-        return METHODS["probhard-ob"].replace(functionals=case.blocks, functional_weight=self.weight)
+        method = Method(Step("variances"), Step("variances")) if self.rank else METHODS["probhard-ob"]
+        return method.replace(functionals=case.blocks, functional_weight=self.weight) if self.weight else method
 
 
-WEIGHT = 0.3  # of the functionals, chosen on the validation fields of CHOICE
-OTHER, CHOICE = "joint, weight 0.1", ("tracer", 0)
+WEIGHT = 0.3  # of the functionals
+SECOND = Schedule(12, lr=1e-2, weight_decay=0.0, halvings=2)  # of a second phase
 LAWS = {
     "diagonal": Law({}),
     "errors": Law({}, of="diagonal"),
-    "joint": Law({"rank": RANK}, WEIGHT),
-    "joint, weight 0.1": Law({"rank": RANK}, 0.1),
+    "joint": Law({}, WEIGHT, of="diagonal", rank=RANK),
+    "from the start": Law({"rank": RANK}, WEIGHT),
     "spectral": Law({"covariance": "spectral"}, WEIGHT),
 }
 
@@ -89,7 +91,7 @@ class FieldJob:
     @property
     def name(self) -> str:
         """Identifies the job; a valid file name."""
-        return f"{self.problem}-{self.law.replace(', weight ', '-')}-{self.seed}-{self._epochs}"
+        return f"{self.problem}-{self.law.replace(' ', '-')}-{self.seed}-{self._epochs}"
 
     @property
     def _epochs(self) -> int:
@@ -111,22 +113,50 @@ class FieldJob:
         """
         case = CASES[self.problem]()
         data = self._data(case)
-        of = LAWS[self.law].of
-        model, about = replace(self, law=of or self.law).trained(case, data, folder, progress)
-        figures = measured(model.double(), case, data, self.seed, self.draws, errors=of is not None)
+        law = LAWS[self.law]
+        model, about = replace(self, law=law.of or self.law).trained(case, data, folder, progress)
+        if law.rank:
+            model, about = self._second_phase(model, about, case, data, folder, progress)
+        errors = law.of is not None and not law.rank
+        figures = measured(model.double(), case, data, self.seed, self.draws, errors=errors)
         line = {**self.expected()[0], **figures, **about}
         if self.seed == 0 and LAWS[self.law].weight:
             times = self._step_seconds(case, data)
             line |= {"step_seconds": times[1], "diagonal_step_seconds": times[0]}
         return [line]
 
+    def _second_phase(
+        self, first: ConstrainedModel, about: dict[str, Any], case: Case, data: Data, folder: Path, progress: bool
+    ) -> tuple[ConstrainedModel, dict[str, Any]]:
+        """The model with a factor learned on top of a trained one, and how both were trained."""
+        model = self._correlated(first, case)
+        path = folder.parent / "weights" / f"{self.name}.pt"
+        if path.exists():
+            content = torch.load(path, weights_only=True)
+            model.backbone.load_state_dict(content["state"])
+            return model, content["about"]
+        schedule = replace(SECOND, epochs=min(SECOND.epochs, self._epochs))
+        done = fit(model, data.train, data.validation, schedule, seed=self.seed, directory=folder, progress=progress)
+        about = {**about, "second_phase_seconds": done.seconds}
+        with replacing(path) as partial:
+            torch.save({"state": model.backbone.state_dict(), "about": about}, partial)
+        return model, about
+
+    def _correlated(self, first: ConstrainedModel, case: Case) -> ConstrainedModel:
+        torch.manual_seed(self.seed)
+        law = LAWS[self.law]
+        backbone = Correlated(cast(VarianceNO, first.backbone), law.rank)
+        return ConstrainedModel(backbone, case.constraint, law.method(case))
+
     def _step_seconds(self, case: Case, data: Data) -> list[float]:
         """CPU seconds of a training step of the diagonal law and of this one, the least of several in turn."""
-        models = [replace(self, law=law).model(case) for law in ("diagonal", self.law)]
+        models = [replace(self, law=law).model(case) for law in ("diagonal", LAWS[self.law].of or self.law)]
+        if LAWS[self.law].rank:
+            models[1] = self._correlated(models[1], case)
         size = case.schedule.batch_size
         parts = data.train.inputs[:size], data.train.target[:size], None, data.train.context[:size]  # type: ignore[index]
         for model in models:
-            if self.compiled:
+            if self.compiled and isinstance(model.backbone, VarianceNO):
                 model.backbone.compile()
         steps = [_Step(model, Batch(*parts)) for model in models]
         times = [[step.seconds() for step in steps] for _ in range(TIMED)]
@@ -210,6 +240,6 @@ def grid(
         FieldJob(problem, law, seed, **options)
         for seed in seeds
         for problem in problems or CASES
-        for law in laws or ("diagonal", "errors", "joint", *([OTHER] if (problem, seed) == CHOICE else []))
+        for law in laws or ("diagonal", "errors", "joint")
     ]
     return Grid(jobs, Records(path, KEYS))

@@ -14,7 +14,7 @@ The metric stays, so means do too. Functionals that the constraint fixes have va
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,19 +60,7 @@ def measured(
     del raw["energy_fields"]
     line: dict[str, Any] = {"own": adjusted.calibration.own, "shared": adjusted.calibration.shared}
     line |= {**figures(adjusted, case, data.test, seed, draws), "raw": raw}
-    line["validation_energy"] = validation_energy(model, data.validation, seed, draws)
     return {**line, "shown": shown(adjusted, case, data.test)} if case.periodic and seed == 0 else line
-
-
-@torch.no_grad()
-def validation_energy(model: ConstrainedModel, batch: Batch, seed: int, draws: int) -> float:
-    """Energy score on validation fields before calibration, by which the weight of functionals was chosen."""
-    generator, values = torch.Generator().manual_seed(seed), []
-    double = Batch(batch.inputs.double(), cast(Tensor, batch.target).double(), None, batch.context.double())
-    for part in parts(double):
-        sample = model.forecast(part).sample((draws,), generator)
-        values.append(scores.energy_score(sample, cast(Tensor, part.target), estimator="fair"))
-    return float(torch.cat(values).mean())
 
 
 def _double(batch: Batch) -> Batch:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments import templates
-from experiments.pde.joint import CHOICE, OTHER
 from experiments.pde.joint_figures import COLOURS, picture
 from experiments.templates import Figure, MissingFigureError
 
@@ -71,7 +70,6 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         "scores": _scores(now, problems, laws) if now else "",
         "crps": _by_scale(now, problems, laws) if now else "",
         "rebuttal": _rebuttal(now, before),
-        "choice": Figure(lambda _: _choice(now)),
         "steps": Figure(lambda _: _steps(lines)),
         "earlier": Figure(lambda _: _earlier(before)),
     }
@@ -262,18 +260,8 @@ def _rebuttal(now: Sequence[Line], before: Sequence[Line]) -> str:
 
 
 def _step_ratios(lines: Sequence[Line]) -> dict[str, float]:
-    timed = [line for line in lines if line["law"].removesuffix(EARLIER) == JOINT and "step_seconds" in line]
+    timed = [line for line in lines if line["law"] == JOINT and "step_seconds" in line]
     return {line["problem"]: line["step_seconds"] / line["diagonal_step_seconds"] for line in timed}
-
-
-def _choice(lines: Sequence[Line]) -> str:
-    """Energy scores on the validation fields on which the weight of functionals was chosen."""
-    tried = {line["law"]: line for line in lines if (line["problem"], line["seed"]) == CHOICE and OTHER in line["law"]}
-    others = _of(lines, CHOICE[0], JOINT)
-    at = [line["validation_energy"] for line in others if line["seed"] == CHOICE[1]]
-    if not tried or not at:
-        raise MissingFigureError("choice")
-    return f"{at[0]:.3g} with 0.3 and {tried[OTHER]['validation_energy']:.3g} with 0.1"
 
 
 def _steps(lines: Sequence[Line]) -> str:

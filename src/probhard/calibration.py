@@ -278,7 +278,9 @@ def deviations(
     kinds = parts_of(constraint, n)
     tangent, oblique = None, False
     if forecast.feasible and layer is not None and kinds.linear is not None:
-        equal = DPPL(layer.metric, "delta", validate_args=layer.validate_args)(law, kinds.linear, metric_from=dist)
+        equal = DPPL(layer.metric, "delta", on_failure="raise", validate_args=layer.validate_args)(
+            law, kinds.linear, metric_from=dist
+        )
         tangent = cast(Tangent, cast(Projected, equal).tangent)
         same = model.calibration is None or model.calibration.proportional
         oblique = layer.metric.oblique and same and kinds.linear.system.held is None

@@ -22,11 +22,13 @@ from torch import Tensor
 
 from probhard._score.functionals import Functionals
 from probhard._score.joined import functionals_from_record
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, check_choice
 from probhard.laws.distribution import LocationScale
 from probhard.metric import Metric
 from probhard.projection.layer import DPPL
+from probhard.projection.policy import blanked
 from probhard.projection.projected import Projected
 
 SCORE_NAMES = ("crps", "nll", "quantile")
@@ -43,7 +45,7 @@ class Step:
         covariance: As in ``DPPL``.
         draws: Number of projected draws to score in training; 0 scores the projected parameters instead.
         linear_only: Use only the linear equalities of the constraint.
-        on_failure: As in ``DPPL``; ``"flag"`` lets training continue where a nonlinear projection fails.
+        on_failure: As in ``DPPL``. ``"retry"`` leaves failed means out of the loss; ``"flag"`` keeps them in it.
 
     Raises:
         ParameterError: If ``draws`` is negative.
@@ -53,7 +55,7 @@ class Step:
     covariance: str = "auto"
     draws: int = 0
     linear_only: bool = False
-    on_failure: str = "raise"
+    on_failure: str = "retry"
 
     def __post_init__(self) -> None:
         if self.draws < 0:
@@ -83,7 +85,7 @@ class Step:
         return layer(law, constraint.linear_part() if self.linear_only else constraint, metric_from=metric_from)
 
     def applied_to_points(self, layer: DPPL | None, points: Tensor, constraint: Constraint) -> Tensor:
-        """Points (*batch, n) after this step.
+        """Points (*batch, n) after this step; NaN where the projection failed.
 
         Raises:
             ParameterError: If the metric is oblique, which takes its weight from a law.
@@ -96,7 +98,10 @@ class Step:
                 "The weight of this metric is the covariance of a law, and a point has none.",
                 "Pass method='probhard-or', or Step(metric=DiagonalMetric(...)); or return (mean, stddev).",
             )
-        return layer.project(points, constraint.linear_part() if self.linear_only else constraint).value
+        solution = layer.project(points, constraint.linear_part() if self.linear_only else constraint)
+        if not checking() or bool(solution.stats.converged.all()):
+            return solution.value
+        return blanked(solution.value, ~solution.stats.converged)
 
 
 NOTHING = Step()

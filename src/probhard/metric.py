@@ -4,6 +4,7 @@
 |----------------|----------------------------------|
 | Orthogonal     | I                                |
 | Oblique        | Sigma, the law's own covariance  |
+| Variances      | diag(Sigma)                      |
 | DiagonalMetric | diag(values)                     |
 | LowRankMetric  | diag(diagonal) + factor factor^T |
 | DenseMetric    | L L^T                            |
@@ -68,6 +69,25 @@ class Oblique(Metric):
                 "Pass dist=..., or use metric='orthogonal' or a DiagonalMetric.",
             )
         return cov
+
+
+class Variances(Metric):
+    """Q = diag(Sigma)^-1: the variances alone say how far a coordinate moves, not what it shares with others.
+
+    Shared noise under ``Oblique`` turns a small violation of a sum into a smooth change of all its terms. Here every
+    term moves by its own variance, as under the law of independent coordinates.
+    """
+
+    fixed = False
+
+    def weight(self, z: Tensor, cov: Covariance | None) -> Covariance:
+        if cov is None:
+            raise ParameterError(
+                "The metric 'variances' was asked to project points without a distribution.",
+                "Its weight is the distribution's variances.",
+                "Pass dist=..., or use metric='orthogonal' or a DiagonalMetric.",
+            )
+        return Diagonal(cov.diagonal())
 
 
 class _Own(Metric):
@@ -181,14 +201,14 @@ class DenseMetric(_Own):
         return Dense((self.lower.tril(-1) + torch.diag_embed(corner)).to(z))
 
 
-NAMED: dict[str, type[Metric]] = {"oblique": Oblique, "orthogonal": Orthogonal}
+NAMED: dict[str, type[Metric]] = {"oblique": Oblique, "orthogonal": Orthogonal, "variances": Variances}
 
 
 def as_metric(metric: str | Metric) -> Metric:
     """Look up a metric.
 
     Args:
-        metric: ``"oblique"``, ``"orthogonal"``, or a ``Metric``, which is returned as it is.
+        metric: ``"oblique"``, ``"orthogonal"``, ``"variances"``, or a ``Metric``, which is returned as it is.
 
     Returns:
         The metric.

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from probhard._model.batch import Batch
-from probhard._model.losses import law_loss, missing_law, point_loss
+from probhard._model.losses import law_loss, missing_law, point_loss, usable
+from probhard._score.checks import masked
 from probhard._util.atomic import replacing
 from probhard._util.saved import read_model
 from probhard.constraints.base import Constraint
@@ -95,7 +96,8 @@ class ConstrainedModel(nn.Module):
         """The training loss: the score SUMMED over points and batch, plus the penalty and the score of functionals.
 
         The latter is ``functional_weight * n`` times the sum over groups of the mean CRPS in a group; functionals are
-        scaled to means (see ``Functionals.weight``). The CRPS of a point is its absolute error.
+        scaled to means (see ``Functionals.weight``). The CRPS of a point is its absolute error. Elements whose
+        projection failed are left out (see ``DPPL``'s ``on_failure``).
 
         Args:
             batch: Anything that ``Batch.of`` takes, with targets unless the score is a function.
@@ -116,7 +118,7 @@ class ConstrainedModel(nn.Module):
             total = law_loss(method, predicted, parts)
         if method.penalty:
             mean = predicted if isinstance(predicted, Tensor) else predicted.mean
-            total = total + method.penalty * constraint.penalty(mean).sum()
+            total = total + method.penalty * masked(constraint.penalty(mean), usable(predicted)).sum()
         return total
 
     def forecast(self, batch: Any) -> Projected | LocationScale:

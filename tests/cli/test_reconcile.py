@@ -239,6 +239,18 @@ def test_crossed_keys(run: Run) -> None:
     np.testing.assert_allclose(table.ravel(), best, rtol=1e-12)
 
 
+def test_bottom_rows_of_crossed_keys_get_all_levels(run: Run) -> None:
+    cells = [(a, b) for a in ("x", "y") for b in ("u", "v", "w")]
+    frame = pd.DataFrame(cells, columns=["k1", "k2"]).assign(ds=7, M=np.arange(6.0))
+    status, out, certificate = run(frame, "--keys", "k1 * k2")
+    assert status == 0
+    assert certificate["nodes"] == 6 + 2 + 3 + 1
+    sums = {(row.k1, row.k2): row.M for row in out.fillna("").itertuples()}
+    assert sums["", ""] == 15
+    assert (sums["x", ""], sums["", "v"]) == (3, 1 + 4)
+    assert run(frame, "--keys", "k1,k2")[2]["nodes"] == 6 + 2 + 1
+
+
 def test_what_cannot_be_reached_is_flagged(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     plan = np.full((3, 7), np.nan)
     plan[1, [1, 3, 4]] = [5.0, 1.0, 1.0]  # does not add up

@@ -134,3 +134,23 @@ def test_series_that_start_or_end_within_the_windows():
     tested = made(0.01, data)
     assert np.isfinite([score.crps for score in tested.scores.values()]).all()
     assert not np.isnan(pd.DataFrame(tested.record()["scores"]["mine"]["crps_levels"], index=[0]).to_numpy()).any()
+
+
+def test_what_is_certain_and_right_says_nothing_of_calibration():
+    data = from_frame(frame(), KEYS)
+    train, test = data.train_test(4)
+    draws = test.values + np.random.default_rng(0).normal(size=(50, 4, 7))
+    draws[..., 3] = test.values[:, 3]  # certain and right
+    draws[..., 4] = 0.0  # certain and wrong
+    scores = score_window(draws, train, test, [0.8])
+    assert scores.count[ALL] == 4 * 6
+    assert scores.pit[ALL].sum() == 4 * 6
+    inside = [score_window(draws[..., [i, i]], *(_single(x, i) for x in (train, test)), [0.8]) for i in (3, 4)]
+    assert np.isnan(inside[0].coverage[ALL][0.8])
+    assert inside[1].coverage[ALL][0.8] == 0
+
+
+def _single(data: HierarchicalData, node: int) -> HierarchicalData:
+    """One node twice, as a total and its only part."""
+    values = data.values[:, [node]]
+    return HierarchicalData.from_matrix(np.repeat(values, 2, 1), np.ones((2, 1)), data.index, ["t", "b"], season=12)

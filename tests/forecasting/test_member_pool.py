@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from probhard.forecasting import HierarchicalForecaster, cross_validation, from_
 from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.bootstrap import BootstrapMember, summary_of
 from probhard.forecasting.members.coherent import fit_scales, groups, robust_factor
+from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.tuning import shrunk_weights
 from probhard.forecasting.reconciliation.joint_law import PathLaw
@@ -169,3 +172,69 @@ def test_models_of_statsforecast_are_members() -> None:
     forecaster = quick(models=[models.HistoricAverage(), "naive"]).fit(frame(60))
     assert set(forecaster.weights_) == {"HistoricAverage", "naive"}
     assert incoherence(forecaster.sample()) < 1e-12
+
+
+class Drift:
+    """An engine with Nixtla's interface: every series goes on from its last value."""
+
+    def fit(self, df: Any) -> Drift:
+        self.last = df.sort_values("ds").groupby("unique_id")[["ds", "y"]].last()
+        return self
+
+    def predict(self, h: int) -> Any:
+        rows = [(name, row.ds + k + 1, row.y) for name, row in self.last.iterrows() for k in range(h)]
+        return pd.DataFrame(rows, columns=["unique_id", "ds", "Drift"])
+
+    def cross_validation(self, df: Any, h: int, n_windows: int, step_size: int, refit: bool) -> Any:
+        assert not refit
+        last, parts = df["ds"].max() - h, []
+        for k in range(n_windows - 1, -1, -1):
+            cutoff = last - k * step_size
+            parts.append(self.fit(df[df["ds"] <= cutoff]).predict(h).assign(cutoff=cutoff))
+        return pd.concat(parts)
+
+
+def test_engines_take_their_errors_from_past_windows() -> None:
+    data = from_frame(frame(60), KEYS)
+    made = member_of(Drift(), data).forecast(data, 3, (51, 54, 57))
+    np.testing.assert_array_equal(made.bases[-1].mean, np.tile(data.values[-1], (3, 1)))
+    np.testing.assert_array_equal(made.bases[1].mean, np.tile(data.values[53], (3, 1)))
+    errors = np.concatenate([data.values[end : end + 3] - data.values[end - 1] for end in (51, 54, 57)])
+    np.testing.assert_allclose(data.values[51:] - made.bases[-1].fitted[51:], errors)
+    assert np.isnan(made.bases[-1].fitted[:51]).all()
+    np.testing.assert_allclose(made.bases[-1].stddev[0], np.sqrt(np.mean(errors**2, axis=0)))
+    np.testing.assert_allclose(made.bases[0].stddev[0], np.sqrt(np.mean(errors[3:] ** 2, axis=0)))
+    assert incoherence(quick(models=[Drift()]).fit(frame(60)).sample()) < 1e-12
+
+
+def test_engines_of_statsforecast_with_stamps_are_members() -> None:
+    engine = pytest.importorskip("statsforecast").StatsForecast(
+        models=[pytest.importorskip("statsforecast.models").SeasonalNaive(12)], freq="MS"
+    )
+    data = from_frame(frame(60), KEYS)
+    made = member_of(engine, data).forecast(data, 3, (51, 54, 57))
+    np.testing.assert_allclose(made.bases[1].mean, data.values[42:45])
+    np.testing.assert_allclose(made.bases[-1].mean, data.values[48:51])
+
+
+def test_gluonts_estimators_are_members() -> None:
+    class Estimator:
+        prediction_length = 3
+        trained: ClassVar[list[int]] = []
+
+        def train(self, entries: Any) -> Estimator:
+            self.trained.append(len(entries[0]["target"]))
+            return self
+
+        def predict(self, entries: Any, num_samples: int) -> Any:
+            for entry in entries:
+                noise = np.random.default_rng(0).standard_normal((num_samples, 3))
+                yield SimpleNamespace(samples=entry["target"][-1] + noise)
+
+    data = from_frame(frame(60), KEYS)
+    made = member_of(Estimator(), data).forecast(data, 3, (51, 54, 57))
+    assert Estimator.trained == [51, 60]
+    np.testing.assert_allclose(made.bases[1].mean, np.tile(data.values[53], (3, 1)), atol=0.3)
+    np.testing.assert_allclose(made.bases[-1].stddev, 1, atol=0.2)
+    with pytest.raises(ParameterError, match="prediction_length=3, the horizon is 4"):
+        quick(models=[Estimator()]).fit(frame(60))

@@ -20,7 +20,8 @@ from probhard.forecasting import HierarchicalData
 from probhard.forecasting.report import charts, formats, rivals
 from probhard.forecasting.report import page as page_module
 from probhard.forecasting.report.backtest import Backtest, backtest, held_out
-from probhard.forecasting.report.page import Move, Report
+from probhard.forecasting.report.moves import Move
+from probhard.forecasting.report.page import Report
 
 EVIL = ["<script>window.hacked = 1</script>", '"><img src=x onerror="window.hacked = 2">', "{{ 7 * 7 }}", "</template>"]
 NAMES = ["Total", EVIL[0], "B" * 70, *EVIL[1:], "plain"]

@@ -44,12 +44,12 @@ def test_a_value_that_is_zero_is_feasible_to_rounding():
 
 @pytest.mark.parametrize("spread", ["near", "far"])
 def test_rotations_by_six_and_by_nine_equations(spread):
-    case = CASES["SO(3), nine"]
+    case = CASES["SO(3) by nine"]
     z = case.points(200, getattr(case, spread), seed=2)
-    nine, six = (LAYER.project(z, CASES[name].constraint) for name in ("SO(3), nine", "SO(3), six"))
+    nine, six = (LAYER.project(z, CASES[name].constraint) for name in ("SO(3) by nine", "SO(3) by six"))
     for solution in (nine, six):
         assert solution.stats.converged.all()
-        assert CASES["SO(3), six"].constraint.violation(solution.value).max() <= 1e-10
+        assert CASES["SO(3) by six"].constraint.violation(solution.value).max() <= 1e-10
         distance = (solution.value - z).norm(dim=-1)
         nearest = (polar(z) - z).norm(dim=-1)
         assert (distance >= nearest - 1e-9).all()
@@ -83,7 +83,7 @@ def test_rows_that_are_dependent_only_at_the_solution():
         matrix = u.unflatten(-1, (3, 3))
         return torch.cat([rotation_nine(u), rotation_nine(matrix.mT.flatten(-2))], -1)
 
-    z = CASES["SO(3), nine"].points(50, 0.3, seed=4)
+    z = CASES["SO(3) by nine"].points(50, 0.3, seed=4)
     solution = LAYER.project(z, ph.NonlinearEquality(both))
     assert solution.stats.converged.all()
     torch.testing.assert_close(solution.value, polar(z), rtol=1e-6, atol=1e-6)

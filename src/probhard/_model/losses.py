@@ -1,6 +1,8 @@
 """Losses of a batch: the score of a law, of its draws, of points, of functionals, or a function of the user's.
 
 law: sum_i S(F_i, y_i),     point: sum_i |u_i - y_i|, the CRPS of a point mass,     own: sum of score(u, batch).
+
+Elements whose projection failed are NaN (``on_failure="retry"``). They are left out of every sum.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from probhard import score as scores
 from probhard._model.batch import Batch
 from probhard._score.checks import check_target, masked, observed
-from probhard._util.tensors import broadcast
+from probhard._score.functional_crps import CLOSED, functional_rule
+from probhard._util.tensors import broadcast, checking
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.distribution import LocationScale
 from probhard.method import Method, Score
@@ -25,15 +29,20 @@ Law = Projected | LocationScale
 def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
     """The summed score of a law over (*batch, n), or of its draws, and the weighted score of its functionals."""
     draws = law.rsample((method.training.draws,)) if method.training.draws else None  # (S, *batch, n)
+    kept = usable(law) if draws is None else None
+    law = law if kept is None or isinstance(law, Projected) else _filled(law, kept)
     if callable(method.score):
-        total = _own_score(method.score, law if draws is None else draws, batch)
+        total = _own_score(method.score, law if draws is None else draws, batch, kept)
     else:
-        total = _law_score(method.score, law, draws, _target(batch, (*law.batch_shape, *law.event_shape)), batch.mask)
+        target = _target(batch, (*law.batch_shape, *law.event_shape))
+        total = _law_score(method.score, law, draws, target, _both(batch.mask, kept, target))
     if method.functionals is None or not method.functional_weight:
         return total
     family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
     if draws is None:
-        score = scores.crps(law, target, mask=batch.mask, functionals=family)
+        joint = law if kept is None or functional_rule(law) != CLOSED else _filled(law, kept)
+        score = scores.crps(joint, target, mask=batch.mask, functionals=family)
+        score = masked(score, None if kept is None else kept.unsqueeze(-1))
     else:
         score = scores.crps_ensemble(draws, target, batch.mask, estimator="fair", functionals=family)
     return total + method.functional_weight * target.shape[-1] * (score * family.weight.to(score)).sum()
@@ -43,12 +52,38 @@ def point_loss(method: Method, points: Tensor, batch: Batch) -> Tensor:
     """The summed score of points (*batch, n); the CRPS of a point is its absolute error."""
     if method.training.draws or method.functionals is not None:
         raise missing_law("The method scores draws or functionals")
+    kept = usable(points)
     if callable(method.score):
-        return _own_score(method.score, points, batch)
+        return _own_score(method.score, points, batch, kept)
     if method.score != "crps":
         raise missing_law(f"The score {method.score!r} needs a law")
-    target = observed(_target(batch, points.shape), batch.mask, points.detach())
-    return masked((points - target).abs(), batch.mask).sum()
+    target = _target(batch, points.shape)
+    mask = _both(batch.mask, kept, target)
+    return masked((points - observed(target, mask, points.detach())).abs(), mask).sum()
+
+
+def usable(prediction: Law | Tensor) -> Tensor | None:
+    """Elements of a prediction that did not fail, (*batch,) bool; None if none failed."""
+    if not checking():
+        return None
+    if isinstance(prediction, Projected):
+        return prediction.usable
+    values = prediction if isinstance(prediction, Tensor) else prediction.loc
+    kept = ~torch.isnan(values).any(-1)
+    return None if bool(kept.all()) else kept
+
+
+def _filled(law: Law, kept: Tensor) -> LocationScale:
+    """The law with means of 0 where it failed: scores there are finite, and left out of the loss."""
+    return LocationScale(torch.where(kept.unsqueeze(-1), law.mean, 0.0), law.cov, law.family, validate_args=False)
+
+
+def _both(mask: Tensor | None, kept: Tensor | None, target: Tensor) -> Tensor | None:
+    """Where targets (*batch, n) are observed and their elements did not fail."""
+    if kept is None:
+        return mask
+    whole = kept.unsqueeze(-1).expand(target.shape)
+    return whole if mask is None else whole & mask
 
 
 def _law_score(name: str, law: Law, draws: Tensor | None, target: Tensor, mask: Tensor | None) -> Tensor:
@@ -61,8 +96,8 @@ def _law_score(name: str, law: Law, draws: Tensor | None, target: Tensor, mask: 
     return scores.quantile_loss(quantiles, target, scores.LEVELS, mask=mask).mean(0).sum()
 
 
-def _own_score(score: Score, prediction: Any, batch: Batch) -> Tensor:
-    """The sum of the user's score, with checks of what it returns."""
+def _own_score(score: Score, prediction: Any, batch: Batch, kept: Tensor | None) -> Tensor:
+    """The sum of the user's score over elements that are kept (*batch,), with checks of what it returns."""
     value = score(prediction, batch)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"the type {type(value).__name__}"
@@ -71,7 +106,16 @@ def _own_score(score: Score, prediction: Any, batch: Batch) -> Tensor:
             "The loss is its sum and needs a gradient.",
             "Return a tensor of floats, one for each sample, such as ((u - batch.target) ** 2).sum(-1).",
         )
-    return value.sum()
+    if kept is None:
+        return value.sum()
+    if value.shape[: kept.dim()] != kept.shape:
+        raise ParameterError(
+            f"The score returned the shape {tuple(value.shape)} for a batch of shape {tuple(kept.shape)}, in which the "
+            f"projection of {int((~kept).sum())} elements failed.",
+            "Failed elements are left out of the loss, and a sum over the batch cannot leave them out.",
+            "Return one value for each sample, such as ((u - batch.target) ** 2).sum(-1), or pass on_failure='raise'.",
+        )
+    return masked(value, kept.reshape(*kept.shape, *[1] * (value.dim() - kept.dim()))).sum()
 
 
 def missing_law(what: str) -> ParameterError:

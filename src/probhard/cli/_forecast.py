@@ -18,7 +18,7 @@ import typer
 
 from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
 from probhard.cli._forecast_checks import Constraints, certify, summary
-from probhard.cli._forecast_data import is_file, read_data, read_limits
+from probhard.cli._forecast_data import is_file, known_note, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
 from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write
@@ -92,6 +92,7 @@ class ForecastRun:
         from probhard.forecasting.forecaster import default_horizon
         from probhard.forecasting.reconciliation.nixtla import probabilities
         from probhard.forecasting.report.backtest import held_out
+        from probhard.forecasting.report.moves import moves_of
         from probhard.forecasting.report.page import Report
 
         options = self.options
@@ -120,6 +121,7 @@ class ForecastRun:
             paths, constraints = np.asarray(result.draws), result.constraints
         warnings = unsupported(data, paths)
         self.notes += [] if model.network_only else model.pool.notes
+        self.notes += known_note(data, ["deepvar"] if model.network_only else list(model.weights_))
         for note in [*self.notes, *(warning.sentence for warning in warnings)]:
             typer.echo(note, err=True)
         options = {name: str(x) if isinstance(x, Path) else x for name, x in options.items()}
@@ -141,6 +143,7 @@ class ForecastRun:
             [warning.sentence for warning in warnings],
             model.explanation_,
             {} if model.network_only else model.weights_,
+            {} if model.network_only else moves_of(model.pool, data, paths, limits.active(data)),
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))

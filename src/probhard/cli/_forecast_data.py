@@ -5,7 +5,7 @@ Further files hold the future values of regressors (``--future``), plans (``--fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from probhard.forecasting.limits import Limits, held, read_plan
 TIMES = ("ds", "date", "time", "timestamp", "datetime", "period", "month", "quarter", "week", "day", "year")
 TARGETS = ("y", "value", "target")
 ID = "unique_id"
+WITHOUT_REGRESSORS = ("smoothing", "bootstrap")  # members that know the series alone
 
 
 def read_data(
@@ -91,6 +92,15 @@ def read_limits(options: Mapping[str, Any], data: HierarchicalData, horizon: int
         return read_plan(frame, data, horizon, time, ID)
 
     return Limits(options["nonnegative"], plan(options["upper"]), plan(options["fixed"]))
+
+
+def known_note(data: HierarchicalData, members: Sequence[str]) -> list[str]:
+    """Say which members use the regressors; none without regressors."""
+    if not data.feature_names:
+        return []
+    used = [name for name in members if name not in WITHOUT_REGRESSORS]
+    by = f"used by {', '.join(used)}" if used else "used by no member"
+    return [f"Known ahead: {', '.join(data.feature_names)}; {by}."]
 
 
 def is_file(value: Any) -> bool:

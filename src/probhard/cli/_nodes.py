@@ -20,6 +20,7 @@ from probhard.cli._frames import check_numbers, numeric, texts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
+from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.table import require
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.nixtla import LONE, Columns, is_quantile, split, tree
@@ -44,6 +45,7 @@ class Table:
         bottoms_only: Whether the frame has bottom nodes alone.
         stamp: Name of the column of stamps.
         known: Node of each id, or of each tuple of keys.
+        spec: The keys as they were asked for.
     """
 
     frame: Any
@@ -56,14 +58,15 @@ class Table:
     bottoms_only: bool
     stamp: str
     known: dict[Any, int]
+    spec: Keys | None = None
 
     @classmethod
-    def of(cls, frame: Any, keys: Sequence[str], summing: Any, stamp: str | None = None) -> Table:
+    def of(cls, frame: Any, spec: Keys | None, summing: Any, stamp: str | None = None) -> Table:
         """Find the nodes of a frame: by the summing matrix, by key columns, or by ids.
 
         Args:
             frame: pandas frame.
-            keys: Key columns, coarse to fine; they need not be in the frame.
+            spec: Key columns, nested or crossed; they need not be in the frame.
             summing: Frame of S, or None.
             stamp: Column of the stamps; None finds it.
 
@@ -71,6 +74,7 @@ class Table:
             ParameterError: Columns are missing, or rows do not form a hierarchy.
         """
         pandas = require("pandas", "probhard reconcile")
+        keys = () if spec is None else spec.columns
         keyed = bool(keys) and bool(set(keys) & set(frame.columns))
         stamp = stamp_column(frame, keys) if stamp is None else stamp
         need = [*keys, stamp] if keyed and summing is None else [ID, stamp]
@@ -85,7 +89,7 @@ class Table:
         else:
             ids = texts(frame[ID]) if ID in frame.columns else []
             rows = list(zip(*(_keys(frame[key]) for key in keys))) if keyed else split(ids, len(keys))
-            matrix, nodes, bottoms_only = tree(rows)
+            matrix, nodes, bottoms_only = tree(rows, spec)
             label = dict(zip(rows, ids))
             hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
             key_columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
@@ -103,7 +107,7 @@ class Table:
         node = np.array([number[row] for row in rows]) - bottoms_only * hierarchy.aggregates
         place = sample, step, node
         known = dict(zip(rows if keyed and summing is None else frame[ID].astype(str), node))
-        table = cls(frame, hierarchy, key_columns, stamps, samples, draw, place, bottoms_only, stamp, known)
+        table = cls(frame, hierarchy, key_columns, stamps, samples, draw, place, bottoms_only, stamp, known, spec)
         table.check()
         return table
 

@@ -99,7 +99,7 @@ class Past:
         stamp, found = _stamp(frame, table), []
         given = Columns(columns.model, columns.mean, {k: p for k, p in columns.quantiles.items() if k in frame.columns})
         for cutoff, part in frame.assign(**{CUTOFF: _times(frame[CUTOFF])}).groupby(CUTOFF, sort=True):
-            past = Table.of(part.reset_index(drop=True), list(table.keys), summing, stamp)
+            past = Table.of(part.reset_index(drop=True), table.spec, summing, stamp)
             if past.hierarchy.names != table.hierarchy.names or past.bottoms_only:
                 raise ParameterError(
                     f"The past forecasts of {cutoff} have other nodes than the forecasts.",

@@ -20,6 +20,7 @@ from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
 from probhard.cli._past import Past
 from probhard.errors import ParameterError
 from probhard.executors import executor
+from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.table import require
 from probhard.forecasting.reconciliation.distributed import reconcile as distributed
 from probhard.forecasting.reconciliation.explain import explain
@@ -67,9 +68,10 @@ class Request:
         path = source.with_name(f"{source.stem}-reconciled{source.suffix}") if self.output is None else self.output
         check_path(path, "--output", SUFFIXES, source)
         old = certificate_of(path)
-        keys = [] if self.keys is None else [key.strip() for key in self.keys.split(",")]
+        spec = None if self.keys is None else Keys.of(self.keys)
+        keys = () if spec is None else spec.columns
         summing = None if self.summing is None else read(self.summing, [ID])
-        table = Table.of(read(source, [ID, *TIMES, *keys]), keys, summing)
+        table = Table.of(read(source, [ID, *TIMES, *keys]), spec, summing)
         rules = self._rules(table)
         certificate = self._certificate(table)
         past = Past(*(None if name is None else read(name, [ID, *TIMES, CUTOFF, *keys]) for name in self._frames))

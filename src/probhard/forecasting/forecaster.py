@@ -24,6 +24,7 @@ from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.limits import Limits
 from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
@@ -36,7 +37,6 @@ from probhard.forecasting.models.predictor import DeepVARPredictor
 from probhard.forecasting.reconciliation.columns import probabilities, summary
 from probhard.forecasting.saved import COLUMNS, SavedForecaster, check_same_series
 from probhard.method import Method, as_method
-from probhard.projection.layer import DPPL
 
 __all__ = ["HierarchicalForecaster", "default_horizon", "defaults", "smooth", "summary"]
 
@@ -49,7 +49,7 @@ class HierarchicalForecaster:
     Args:
         keys, S, tags: The hierarchy, as in ``from_frame``.
         freq, season: Pandas alias and season length in steps; inferred from the stamps by default.
-        models: Names in ``members.catalogue``, models of statsforecast, or GluonTS estimators. By default a few cheap
+        models: Names in ``members.catalogue``, models or engines of Nixtla, GluonTS estimators. By default a few cheap
             members; DeepVAR alone if ``method``, ``epochs``, ``changes`` or options of the network are given.
         fast: One member only.
         windows: Past windows that weights, scales and metrics are learned on; by default from the horizon, 0 for none.
@@ -279,13 +279,14 @@ class HierarchicalForecaster:
 
     def _within(self, draws: np.ndarray) -> np.ndarray:
         """Project coherent draws (S, H, n) onto the bounds, if there are any and the method projects."""
-        if not self.nonnegative and self.upper is None:
+        limits = Limits(self.nonnegative, self.upper)
+        if not limits.active(self.data):
             return draws
-        layer: DPPL | None = DPPL()
-        if self.network_only:
-            step = as_method(self.method).inference
-            layer = None if step.linear_only else step.layer()
-        if layer is None:
+        if not self.network_only:  # series that have ended stay at 0
+            return np.asarray(limits.apply(draws, self.data).draws)
+        step = as_method(self.method).inference
+        layer, bounded = step.layer(), self.nonnegative or self.upper is not None
+        if layer is None or step.linear_only or not bounded:
             return draws
         return layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
 

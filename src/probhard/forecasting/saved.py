@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT, FORMAT_VERSION = "probhard-forecaster", 5
 SAVED = ("freq", "season", "horizon", "nonnegative", "upper", "changes", "calibrate", "epochs", "num_samples", "seed")
-LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes")  # of a trained network
+LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes", "regressors")  # of a trained network
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
 
 

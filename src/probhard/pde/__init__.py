@@ -2,6 +2,7 @@
 
 from probhard.pde.adapters import OperatorBackbone
 from probhard.pde.base import Problem, Split
+from probhard.pde.correlated import Correlated
 from probhard.pde.laws import conservation_law, known_values, porous_medium_flux, porous_medium_law
 from probhard.pde.operators import VarianceNO
 from probhard.pde.problems import PROBLEMS, Advection, Burgers, Heat, PorousMedium, Stefan
@@ -11,6 +12,7 @@ __all__ = [
     "PROBLEMS",
     "Advection",
     "Burgers",
+    "Correlated",
     "Heat",
     "OperatorBackbone",
     "PorousMedium",

@@ -84,12 +84,8 @@ class Head(nn.Module):
         law = [mean, softplus(spread + OWN if shared else spread) + FLOOR]
         if shared:
             variance = softplus(shared[0] + SHARED) + FLOOR
-            law.append(variance if self.spectral else self._factor(variance, shared[1]))
+            law.append(variance if self.spectral else factor_of(variance, shared[1]))
         return torch.cat(law, 1)
-
-    def _factor(self, variance: Tensor, weights: Tensor) -> Tensor:
-        """Columns of the factor, (batch, rank, *grid)."""
-        return (variance / self.rank).sqrt() * _cosines(self.rank, weights) * (1 + weights)
 
     def forward(self, moments: Tensor) -> LocationScale:
         """The law over flattened fields, batch (batch,), of ``moments`` (batch, parts, *grid)."""
@@ -120,7 +116,13 @@ class Head(nn.Module):
         return total.flatten() ** -self.log_exponent.exp()
 
 
-def _cosines(count: int, like: Tensor) -> Tensor:
+def factor_of(variance: Tensor, weights: Tensor) -> Tensor:
+    """Columns of a factor, (batch, rank, *grid), of the variance (batch, 1, *grid) that they share, and weights."""
+    rank = weights.shape[1]
+    return (variance / rank).sqrt() * cosines(rank, weights) * (1 + weights)
+
+
+def cosines(count: int, like: Tensor) -> Tensor:
     """The smoothest cosines of a grid without the constant, (count, *grid); their mean square is 1 at every point."""
     grid = like.shape[2:]
     side = 2 + math.ceil((count + 1) ** (1 / len(grid)))

@@ -191,11 +191,20 @@ class VarianceNO(nn.Module):
 
     def moments(self, inputs: Tensor) -> Tensor:
         """Mean, own variance and shared part at every point, (batch, parts, *grid), for inputs of ``forward``."""
+        features = self.features(inputs)
+        outputs = pointwise(self.head, features)
+        if self.spread is not None:
+            # Spreads and factor read the features that the mean learns; their gradients would hold the mean back.
+            outputs = torch.cat([outputs, pointwise(self.spread, features.detach())], 1)
+        return self.law.moments(outputs)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The features that the last layer reads, (batch, HEAD, *grid), for inputs of ``forward``."""
         grid = inputs.shape[2:]
         padded = [n + self.padding for n in grid]
         whole = [_basis(n, n, k, inputs) for n, k in zip(padded, self.modes)]
         inside = [_basis(points, n, k, inputs) for points, n, k in zip(grid, padded, self.modes)]
-        v = _pointwise(self.lift, inputs)
+        v = pointwise(self.lift, inputs)
         last = len(self.spectral) - 1
         for index, (spectral, linear) in enumerate(zip(self.spectral, self.pointwise)):
             # The padding is empty before the first layer and unused after the last one.
@@ -206,15 +215,10 @@ class VarianceNO(nn.Module):
             if index == last > 0:
                 for axis, n in enumerate(grid, 2):
                     v = v.narrow(axis, 0, n)
-            v = mixed + _pointwise(cast(nn.Linear, linear), v)
+            v = mixed + pointwise(cast(nn.Linear, linear), v)
             if index < last:
                 v = self.dropout(gelu(v))
-        features = gelu(_pointwise(self.hidden, v))
-        outputs = _pointwise(self.head, features)
-        if self.spread is not None:
-            # Spreads and factor read the features that the mean learns; their gradients would hold the mean back.
-            outputs = torch.cat([outputs, _pointwise(self.spread, features.detach())], 1)
-        return self.law.moments(outputs)
+        return gelu(pointwise(self.hidden, v))
 
     def _check(self, inputs: Tensor) -> None:
         if not inputs.is_floating_point():
@@ -248,7 +252,7 @@ def _combination(signs: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.get_default_dtype())
 
 
-def _pointwise(linear: nn.Linear, v: Tensor) -> Tensor:
+def pointwise(linear: nn.Linear, v: Tensor) -> Tensor:
     """A linear map of the channels at every point: (batch, in, *grid) to (batch, out, *grid)."""
     mapped = torch.baddbmm(linear.bias[:, None], linear.weight.expand(len(v), -1, -1), v.flatten(2))
     return mapped.unflatten(-1, v.shape[2:])

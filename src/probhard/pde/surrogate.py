@@ -155,7 +155,8 @@ def check_constraints(model: ConstrainedModel, samples: Samples, numbers: np.nda
         assert batch.target is not None
         points = batch.target.flatten(0, 1)
         try:
-            DPPL(metric).project(points, samples.constraint(batch.context), (points, torch.ones_like(points)))
+            layer, law = DPPL(metric, on_failure="raise"), (points, torch.ones_like(points))
+            layer.project(points, samples.constraint(batch.context), law)
         except ProbhardError as error:
             if len(part) == 1:
                 raise type(error)(f"Sample {part[0]}: {error.what}", error.why, error.fix) from error

@@ -29,12 +29,18 @@ class Stats:
         residual: Largest violation relative to the terms that cancel, (*samples, *batch).
         converged: Whether the point is feasible and, for iterative methods, stationary, (*samples, *batch).
         local: Whether the set is not convex, so that a nearer point may exist.
+        redrawn: Number of draws that were drawn again, with ``on_failure="retry"``.
+        masked: Number of points that failed and are NaN, with ``on_failure="retry"``.
+        failure_share: Share of failures among the last 1,000 points of the layer, with ``on_failure="retry"``.
     """
 
     steps: Tensor
     residual: Tensor
     converged: Tensor
     local: bool = False
+    redrawn: int = 0
+    masked: int = 0
+    failure_share: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ The signs of its multipliers then confirm the sides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,12 +18,13 @@ from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.shapes import SLACK
 from probhard.laws.covariance import Diagonal
 from probhard.projection.curved_functions import JointFunction
-from probhard.solvers import sqp, sqp_active
+from probhard.solvers import barrier, sqp, sqp_active, sqp_dense
 from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
-ROUNDS = 3
-SWEEPS = 12  # over the sides, if bounds are the only inequalities
+BARRIER, ACTIVE = "barrier", "active sets"  # methods
+ROUNDS = 3  # of active sets, for many variables
+SWEEPS = 12  # over the sides
 TRIES = 2  # sweeps in which a point may fail to converge on its face
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
 ROUNDING = 1e-12  # of a function, relative to its terms
@@ -63,10 +64,12 @@ class FaceSearch:
     Args:
         function: The functions of the constraint.
         exact: Use exact Hessians in every step.
+        restarts: Number of shifted starts for points that fail.
     """
 
     function: JointFunction
     exact: bool
+    restarts: int
 
     @torch.no_grad()
     def solve(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, start: Tensor | None) -> FacePoints:
@@ -87,25 +90,34 @@ class FaceSearch:
         z, weight, lower, upper = (x.reshape(-1, n) for x in (z, weight, lower, upper))
         problem = self._problem(z, weight, lower, upper)
         guess = z.clamp(lower, upper) if start is None else start.detach().to(z).expand(*lead, n).reshape(-1, n)
-        points: FacePoints | None = None
-        left = torch.arange(len(z), device=z.device)
-        if not self.function.inequalities:
-            points = self._swept(equation, problem, guess)
+        points = self._swept(equation, problem, guess, 0)
+        for attempt in self._attempts(equation, problem):
             left = points.unsettled
-        for _ in range(ROUNDS):
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
-            faces = sqp_active.faces(part, few, guess.index_select(0, left), self.function.unequal)
-            iterates = self._on_face(part, few, faces.side, faces.value)
-            asked = self._asked_sides(part, few, faces.side, iterates)
-            settled = faces.done & iterates.converged & (asked == faces.side).all(-1)
-            fresh = FacePoints(faces.side, iterates, settled)
-            points = fresh if points is None else points.placed(left, fresh)
-            guess = guess.index_copy(0, left, faces.value[..., :n].clamp(few.lower[..., :n], few.upper[..., :n]))
-            left = points.unsettled
-        assert points is not None
+            points = points.placed(left, self._tried(attempt, part, few, guess.index_select(0, left)))
         return points.reshaped(lead)
+
+    def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[str | int]:
+        """What is tried in turn for points that the sweep does not settle: a method, or the number of a start."""
+        if not sqp_dense.small(equation, Diagonal(problem.weight)):
+            return [ACTIVE] * ROUNDS
+        return [BARRIER, ACTIVE, *range(1, self.restarts + 1)]
+
+    def _tried(
+        self, attempt: str | int, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
+    ) -> FacePoints:
+        """Points on the faces that one method finds from a guess (L, n)."""
+        n = self.function.variables
+        if attempt == ACTIVE:
+            faces = sqp_active.faces(equation, problem, guess, self.function.unequal)
+        else:
+            if attempt != BARRIER:
+                z, weight = problem.centre[..., :n], Diagonal(problem.weight[..., :n])
+                guess = sqp.shifted(z, weight, int(attempt))
+            faces = barrier.faces(equation, problem, guess)
+        return self._swept(equation, problem, faces.value[..., :n], faces.steps, faces.side)
 
     def _problem(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor) -> QuadraticProblem:
         """Centres, weights and bounds of variables and slacks, (L, N); it has no rows."""
@@ -123,10 +135,17 @@ class FaceSearch:
             torch.arange(n + count, device=z.device) < n if count else None,
         )
 
-    def _swept(self, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor) -> FacePoints:
+    def _swept(
+        self,
+        equation: NonlinearEquality,
+        problem: QuadraticProblem,
+        guess: Tensor,
+        steps: Tensor | int,
+        side: Tensor | None = None,
+    ) -> FacePoints:
         """Sides by a primal-dual sweep, one projection each; stops for points that fail on their face."""
         left = torch.arange(len(guess), device=guess.device)
-        side = (problem.lower == problem.upper).to(torch.int8)
+        side = (problem.lower == problem.upper).to(torch.int8) if side is None else side
         settled = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
         points: FacePoints | None = None
         failures = torch.zeros_like(left)
@@ -136,15 +155,15 @@ class FaceSearch:
             iterates = self._on_face(part, few, before, guess.index_select(0, left))
             after = self._asked_sides(part, few, before, iterates)
             done = iterates.converged & (after == before).all(-1)
-            fresh = FacePoints(after, iterates, done)
+            fresh = FacePoints(torch.where(done.unsqueeze(-1), before, after), iterates, done)
             points = fresh if points is None else points.placed(left, fresh)
-            side, guess = points.side, guess.index_copy(0, left, iterates.u)
+            side, guess = points.side, guess.index_copy(0, left, iterates.u[..., : guess.shape[-1]])
             failures = failures.index_add(0, left, (~iterates.converged).to(failures.dtype))
             left = left[~done & (failures.index_select(0, left) < TRIES)]
             if len(left) == 0:
                 break
         assert points is not None
-        return points
+        return FacePoints(points.side, replace(points.iterates, steps=points.iterates.steps + steps), points.settled)
 
     def _on_face(self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor) -> Iterates:
         """The nearest points with variables and slacks held on their sides, from a guess (L, N)."""
@@ -152,7 +171,7 @@ class FaceSearch:
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
         part = self.function.switched(equation, self.function.active(side))
-        return sqp.solve(part, held, Diagonal(weight), guess, self.exact)
+        return sqp.solve(part, held, Diagonal(weight), guess, self.exact, None)
 
     def _asked_sides(
         self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, iterates: Iterates

@@ -32,14 +32,15 @@ from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
 from probhard.projection.eager import breaks_graph, outside
-from probhard.projection.frozen import FrozenProjection
-from probhard.projection.policy import Policy
+from probhard.projection.frozen import FrozenIterations, FrozenProjection
+from probhard.projection.iterated import IteratedProjector
+from probhard.projection.parts import parts_of
+from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
 
 COVARIANCES = ("auto", "delta", "second-order", "censored", "mean-field", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
-FAILURES = ("raise", "flag", "resample")
 
 
 class DPPL(nn.Module):
@@ -50,13 +51,17 @@ class DPPL(nn.Module):
         covariance: ``"auto"``, ``"delta"``, ``"second-order"``, ``"censored"``, ``"mean-field"``, ``"monte-carlo"`` or
             ``"keep"``.
         curvature: Of derivatives through nonlinear equalities: ``"gauss-newton"`` (the paper's) or ``"exact"``.
-        on_failure: For draws that are not feasible: ``"raise"``, ``"flag"`` (NaN) or ``"resample"``.
+        on_failure: For points whose projection fails: ``"retry"``, ``"raise"``, ``"flag"`` or ``"resample"``; see
+            ``projection.policy``.
         validate_args: Check values (NaN, negative variances, feasibility) in eager mode.
         solver: ``"dense"`` ignores the structure of linear rows; ``"newton"`` uses exact Hessians in every step of a
             nonlinear projection, which the default (None) only does for slow points.
         draws: Number of fixed draws of ``"monte-carlo"``.
         iterations: Number of branch-free iterations for polyhedral sets, to compile and export; None for exact
             methods. Results are approximate: ``.feasible`` and ``stats`` say how far.
+
+    Attributes:
+        failures: Counts of ``"retry"``: draws that were redrawn, means that were masked, share of recent failures.
 
     Raises:
         ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
@@ -67,7 +72,7 @@ class DPPL(nn.Module):
         metric: str | Metric = "oblique",
         covariance: str = "auto",
         curvature: str = "gauss-newton",
-        on_failure: str = "raise",
+        on_failure: str = "retry",
         validate_args: bool = True,
         solver: str | None = None,
         draws: int = 100,
@@ -93,6 +98,7 @@ class DPPL(nn.Module):
         self.iterations = iterations
         self.covariance, self.curvature, self.on_failure = covariance, curvature, on_failure
         self.validate_args, self.solver, self.draws = validate_args, solver, draws
+        self.failures = Failures()
 
     def extra_repr(self) -> str:
         """The options that ``repr`` shows."""
@@ -104,8 +110,8 @@ class DPPL(nn.Module):
         Args:
             dist: A ``LocationScale``, a torch distribution or a ``Projected``, over (*batch, n).
             constraint: What to project on.
-            metric_from: Distribution whose covariance the oblique metric uses; ``dist`` itself for None. A calibrated
-                law keeps the metric of the uncalibrated one, and with it the projected mean.
+            metric_from: Distribution whose covariance the metric uses, if it uses one; ``dist`` itself for None. A
+                calibrated law keeps the metric of the uncalibrated one, and with it the projected mean.
 
         Returns:
             The projected law; with ``covariance="keep"`` a ``LocationScale``, whose draws are not feasible.
@@ -113,7 +119,8 @@ class DPPL(nn.Module):
         Raises:
             ParameterError: Values are invalid, or no method handles the constraint.
             ShapeError: Distribution and constraint do not fit.
-            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``.
+            InfeasibleError, ConvergenceError: The mean has no projection and ``on_failure`` is not ``"flag"``; with
+                ``"retry"``, that of too many means.
         """
         if self.iterations is None and breaks_graph(constraint):
             return cast(Projected, outside(self.forward, dist, constraint, metric_from))
@@ -121,7 +128,7 @@ class DPPL(nn.Module):
         if self.validate_args:
             base.validate()
         with no_autocast(base.loc):
-            own = metric_from is None or not self.metric.oblique
+            own = metric_from is None or self.metric.fixed
             cov = base.cov if own else as_location_scale(metric_from, validate_args=False).cov.to(base.loc.dtype)
             projector = self._projector(base.loc, cov, constraint, self.metric.oblique and own)
             kind = self._kind(projector, constraint, base)
@@ -135,11 +142,10 @@ class DPPL(nn.Module):
                 mean, scale, tangent = solution.value, None, solution.tangent
             else:
                 solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
-        if solution is not None:
-            self._policy.check(solution.stats, projector, base.loc)
+        failed = None if solution is None else self._policy.check(solution.stats, projector, base.loc)
         if kind == "keep":
-            return LocationScale(mean, base.cov, base.family, validate_args=False)
-        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution)
+            return LocationScale(blanked(mean, failed), base.cov, base.family, validate_args=False)
+        return Projected(base, constraint, self._policy, projector, mean, tangent, scale, solution, failed=failed)
 
     def _kind(self, projector: Projector, constraint: Constraint, base: LocationScale) -> str:
         """How the moments are computed."""
@@ -207,27 +213,52 @@ class DPPL(nn.Module):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
             return self._policy.solved(self._projector(samples, cov, constraint), samples)
 
-    def freeze(self, constraint: Constraint, dtype: torch.dtype | None = None) -> FrozenProjection:
-        """Projection on shared linear rows as one matrix product, for export.
+    def freeze(
+        self, constraint: Constraint, dtype: torch.dtype | None = None, variables: int | None = None
+    ) -> FrozenProjection | FrozenIterations:
+        """The projection on one set under a fixed metric as a module of buffers and products, for export.
 
         Args:
-            constraint: A ``LinearEquality``.
-            dtype: Of the matrix and of the points; torch's default dtype if None, as for the layers of a model.
+            constraint: A ``LinearEquality``; with ``iterations``, any polyhedral set.
+            dtype: Of the buffers and of the points; torch's default dtype if None, as for the layers of a model.
+            variables: Their number n, for sets that fit any number.
+
+        Returns:
+            A module that maps points (*batch, n) to their projections; with inequalities also to their residuals.
 
         Raises:
-            ParameterError: The metric is not fixed, or the constraint is not a LinearEquality.
+            ParameterError: The metric is not fixed, the constraint is not of these kinds, or n is not known.
         """
-        if not self.metric.fixed or not isinstance(constraint, LinearEquality):
+        alone = isinstance(constraint, LinearEquality)
+        if not self.metric.fixed or not (alone or self.iterations):
             raise ParameterError(
                 f"freeze() got the metric {type(self.metric).__name__} and a {type(constraint).__name__}.",
-                "Only a fixed metric and linear rows have one matrix for all inputs.",
-                "Use metric='orthogonal' or a DiagonalMetric, LowRankMetric or DenseMetric.",
+                "Only a fixed metric has the same matrices for all inputs, and inequalities need iterations.",
+                "Use metric='orthogonal', a DiagonalMetric, LowRankMetric or DenseMetric, and DPPL(iterations=K).",
             )
-        like = torch.zeros(constraint.variables, dtype=torch.float64, device=constraint.b.device)
+        n = constraint.variables if variables is None else variables
+        if n is None:
+            raise ParameterError(
+                f"freeze() got {constraint!r}, which fits any number of variables.",
+                "Buffers have a fixed size.",
+                "Pass variables=n.",
+            )
+        like = torch.zeros(n, dtype=torch.float64)
         with torch.no_grad():
-            solution = self._projector(like, None, constraint).solve(like)
-            matrix = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
-        return FrozenProjection(matrix.contiguous(), solution.value).to(dtype or torch.get_default_dtype())
+            projector = self._projector(like, None, constraint)
+            frozen: FrozenProjection | FrozenIterations
+            if isinstance(projector, IteratedProjector):
+                frozen = FrozenIterations(projector)
+            elif alone:
+                solution = projector.solve(like)
+                matrix = solution.tangent.apply(torch.eye(n).to(like)).mT
+                frozen = FrozenProjection(matrix.contiguous(), solution.value)
+            else:  # bounds alone
+                options = Options(iterations=self.iterations)
+                frozen = FrozenIterations(
+                    IteratedProjector(parts_of(constraint, n), self.metric.weight(like, None), options)
+                )
+        return frozen.to(dtype or torch.get_default_dtype())
 
     def _projector(
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
@@ -244,12 +275,15 @@ class DPPL(nn.Module):
             hessian=self.solver == "newton",
             validate=self.validate_args,
             iterations=self.iterations,
+            restarts=RESTARTS.get(self.on_failure, FEWER_RESTARTS),
         )
         return projector_of(constraint, z, weight, options)
 
     @property
     def _policy(self) -> Policy:
-        return Policy(self.on_failure, self.validate_args, self.draws, self.iterations is not None)
+        return Policy(
+            self.on_failure, self.validate_args, self.draws, self.failures, approximate=self.iterations is not None
+        )
 
 
 def _check_cov(z: Tensor, cov: Covariance) -> None:

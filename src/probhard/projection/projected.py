@@ -15,13 +15,12 @@ from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
 from probhard.constraints.equality import LinearEquality
-from probhard.errors import ConvergenceError
 from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Projector, Solution, Stats
-from probhard.projection.policy import Policy, failure
+from probhard.projection.policy import Policy, blanked, failure
 from probhard.tangent import Differential, ProjectedCovariance
 
 RESAMPLES = 20  # rounds of redrawing before giving up
@@ -41,6 +40,7 @@ class Projected(td.Distribution):
         solution: The projection of the location, computed on demand if None.
         closed: The rule of marginals in closed form, ``"censored"`` or ``"mean-field"``; None for other rules.
         center: Means of the marginals (*batch, n) if these need not be feasible together; ``mean`` is their projection.
+        failed: Where the projection of the location failed and moments are NaN, (*batch,); None for nowhere.
     """
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
@@ -58,11 +58,15 @@ class Projected(td.Distribution):
         solution: Solution | None = None,
         closed: str | None = None,
         center: Tensor | None = None,
+        failed: Tensor | None = None,
     ) -> None:
         self.base, self.constraint, self.policy, self.projector = base, constraint, policy, projector
-        self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
-        self._closed, self._center = closed, center
         self._drawn = scale is None and closed is None
+        if failed is not None and not self._drawn:  # moments from fixed draws do not need the location
+            mean = None if mean is None else blanked(mean, failed)
+            scale, center = (None if x is None else blanked(x, failed) for x in (scale, center))
+        self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
+        self._closed, self._center, self._failed, self._redrawn = closed, center, failed, 0
         self._clipped: CensoredMarginals | None = None
         self._inner: Tensor | None = None
         self._draws: Tensor | None = None
@@ -164,8 +168,15 @@ class Projected(td.Distribution):
 
     @property
     def stats(self) -> Stats:
-        """Status of the projection of the location."""
-        return self._located.stats
+        """Status of the projection of the location, and the number of draws that were redrawn so far."""
+        return self.policy.counted(self._located.stats, self._redrawn)
+
+    @property
+    def usable(self) -> Tensor | None:
+        """Where the marginals have moments, (*batch,) bool; None for everywhere. Losses leave out the others."""
+        if self._failed is None or self._closed is not None:
+            return None
+        return torch.isfinite(self.marginals.mean).all(-1) if self._drawn else ~self._failed
 
     @property
     def _located(self) -> Solution:
@@ -195,12 +206,14 @@ class Projected(td.Distribution):
             Draws (*sample_shape, *batch, n); failed ones are NaN with ``on_failure="flag"``.
 
         Raises:
-            ProbhardError: Draws failed and ``on_failure`` is ``"raise"``, or resampling did not help.
+            ProbhardError: Draws failed and ``on_failure`` is ``"raise"``; or too many did, or redrawing did not help.
         """
         z = self.base.rsample(sample_shape, generator)
         with no_autocast(z):
             solution = self.projector.solve(z)
         if not checking() or bool(solution.stats.converged.all()):
+            if checking() and self.policy.on_failure == "retry":
+                self.policy.failures.add(solution.stats.converged.numel(), 0)
             return solution.value
         return self._handle(z, solution, Size(sample_shape), generator)
 
@@ -217,7 +230,8 @@ class Projected(td.Distribution):
         mean = cast(Tensor, self._point).expand(*Size(batch_shape), *self.event_shape)
         center = None if self._center is None else self._center.expand(mean.shape)
         parts = (self.policy, self.projector, mean, self.tangent, self._scale, self._solution)
-        return Projected(base, self.constraint, *parts, center=center)
+        failed = None if self._failed is None else self._failed.expand(batch_shape)
+        return Projected(base, self.constraint, *parts, center=center, failed=failed)
 
     @property
     def _means(self) -> Tensor | None:
@@ -238,10 +252,22 @@ class Projected(td.Distribution):
             with no_autocast(self.base.loc):
                 z = self.base.fixed_draws(self.policy.draws)
                 solution = self.projector.solve(z)
-            self.policy.check(solution.stats, self.projector, z)
-            known = solution.stats.converged.unsqueeze(-1) | self.policy.approximate
-            self._draws = torch.where(known, solution.value, torch.nan)
+            stats = solution.stats
+            if self._failed is not None:  # these elements are counted already
+                stats = replace(stats, converged=stats.converged | self._failed)
+            failed = self.policy.check(stats, self.projector, z)
+            lost = ~solution.stats.converged & (not self.policy.approximate)
+            self._draws = blanked(solution.value, lost)
+            if failed is not None:
+                self._draws = _replaced(self._draws, lost)
+                self.policy.failures.masked -= int(failed.sum())  # they are draws, not means
+                self._count_redrawn(int(failed.sum()))
         return self._draws
+
+    def _count_redrawn(self, number: int) -> None:
+        """Count draws that were drawn again."""
+        self._redrawn += number
+        self.policy.failures.redrawn += number
 
     def _inside(self, mean: Tensor) -> Tensor:
         """The mean of marginals, projected if the set is not convex; NaN stays NaN."""
@@ -249,14 +275,19 @@ class Projected(td.Distribution):
             return mean
         known = torch.isfinite(mean).all(-1, keepdim=True)
         with no_autocast(mean):
-            solution = self.policy.solved(self.projector, torch.where(known, mean, self.base.loc))
+            z = torch.where(known, mean, self.base.loc)
+            solution = self.projector.solve(z)
+        converged = solution.stats.converged | ~known.squeeze(-1)  # the others are counted already
+        self.policy.check(replace(solution.stats, converged=converged), self.projector, z)
         return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
 
     def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
         """Treat failed draws according to ``on_failure``."""
         value, bad = solution.value, ~solution.stats.converged
-        if self.policy.on_failure == "resample":
+        many = self.policy.on_failure == "retry" and self.policy.failures.add(bad.numel(), int(bad.sum()))
+        if self.policy.redraws and not many:
             for _ in range(RESAMPLES):
+                self._count_redrawn(int(bad.sum()))
                 again = self.draw(shape, generator)
                 value = torch.where(bad.unsqueeze(-1), again.value, value)
                 bad = bad & ~again.stats.converged
@@ -266,8 +297,14 @@ class Projected(td.Distribution):
         if self.policy.on_failure == "flag":
             warnings.warn(f"{message} They are NaN.", RuntimeWarning, stacklevel=3)
             return torch.where(bad.unsqueeze(-1), torch.nan, value)
-        raise self.projector.explain(z, solution.stats) or ConvergenceError(
-            message,
-            "An infeasible draw is never returned as a feasible one.",
-            "Look for huge or degenerate variances, use float64, or pass on_failure='flag' and read draw().stats.",
-        )
+        raise self.policy.error(replace(solution.stats, converged=~bad), self.projector, z, "draws")
+
+
+def _replaced(draws: Tensor, failed: Tensor) -> Tensor:
+    """Fixed draws (S, *batch, n) with failed ones (S, *batch) replaced by the next that did not fail."""
+    for _ in range(len(draws) - 1):
+        if not bool(failed.any()):
+            break
+        draws = torch.where(failed.unsqueeze(-1), draws.roll(1, 0), draws)
+        failed = failed & failed.roll(1, 0)
+    return draws

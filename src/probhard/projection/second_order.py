@@ -60,15 +60,15 @@ def second_order(base: LocationScale, constraint: Constraint, policy: Policy, pr
             "Use covariance='auto', which clips marginals at bounds and takes fixed draws for other inequalities.",
         )
     solution, mean, scale, tangent = projector.moments(base.loc, base.cov)
-    if solution is not None:
-        policy.check(solution.stats, projector, base.loc)
+    failed = None if solution is None else policy.check(solution.stats, projector, base.loc)
     if not isinstance(tangent, NonlinearTangent):
-        return Projected(base, constraint, policy, projector, mean, tangent, scale, solution)
+        return Projected(base, constraint, policy, projector, mean, tangent, scale, solution, failed=failed)
     assert isinstance(projector, NonlinearProjector)
     unit = base.family.unit_variance
     center, variance = _moments(base, projector, tangent, scale.to(torch.float64).square() * unit)
     scale = safe_sqrt(variance / unit).to(mean.dtype)
-    return Projected(base, constraint, policy, projector, mean, tangent, scale, solution, center=center.to(mean.dtype))
+    parts = (policy, projector, mean, tangent, scale, solution)
+    return Projected(base, constraint, *parts, center=center.to(mean.dtype), failed=failed)
 
 
 def _moments(

@@ -51,11 +51,11 @@ class Round:
     start: int | None = None
 
 
-def rounds(problem: EqualityProblem, restarts: int) -> list[Round]:
-    """What is tried for slow points, in order."""
+def rounds(problem: EqualityProblem, restarts: int | None) -> list[Round]:
+    """What is tried for slow points, in order; see ``solve``."""
     dense = small(problem.constraint, problem.weight)
     slow, again = (NEWTON, NEWTON) if dense else (SLOW, AGAIN)
-    tries = [slow, slow, *[again] * restarts]
+    tries = [slow] if restarts is None else [slow, slow, *[again] * restarts]
     return [
         Round(steps, exact, number - 1 if first and number else None)
         for number, group in enumerate(tries)
@@ -70,7 +70,7 @@ def solve(
     weight: Covariance,
     start: Tensor | None = None,  # (*lead, n), a warm start
     hessian: bool = False,
-    restarts: int = RESTARTS,
+    restarts: int | None = RESTARTS,
 ) -> Iterates:
     """Find the nearest feasible points.
 
@@ -80,7 +80,7 @@ def solve(
         weight: W, broadcasting with z.
         start: Where to begin, (*lead, n); at z if None.
         hessian: Use the exact Hessian from the first step on, not only for slow points.
-        restarts: Number of shifted starts for points that fail from z.
+        restarts: Number of shifted starts for points that fail from z; None for a single attempt.
 
     Returns:
         The last iterates over (*lead); points that finish early are no longer moved.
@@ -95,11 +95,23 @@ def solve(
     promising = flat.left * flat.rate**MORE <= STATIONARY
     if bool((promising & ~flat.done).any()) and problem.select(promising.nonzero().squeeze(-1)) is not None:
         flat = _round(problem, flat, promising & ~flat.done, Round(MORE, False))
+    best = flat
     for each in rounds(problem, restarts):
         if bool(flat.done.all()):
             break
+        if each.start is not None:
+            best = flat if each.start == 0 else _better(flat, best)
         flat = _round(problem, flat, ~flat.done, each)
+    if restarts is not None and not bool(flat.done.all()):
+        flat = _better(flat, best)
     return flat.map(lambda value: value.unflatten(0, lead))
+
+
+def _better(one: Iterates, two: Iterates) -> Iterates:
+    """Of two attempts those that are done, else with the smaller residual, else nearer to stationary."""
+    first, second = one.residual.clamp(min=ACCEPTED), two.residual.clamp(min=ACCEPTED)
+    keep = one.done | (first < second) | ((first == second) & (one.left <= two.left))
+    return one.kept(keep, replace(two, steps=one.steps))
 
 
 def _round(problem: EqualityProblem, flat: Iterates, open_: Tensor, each: Round) -> Iterates:

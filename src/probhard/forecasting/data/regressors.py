@@ -67,6 +67,21 @@ class Regressors:
                 kept.append(i)
         return Regressors(tuple(self.names[i] for i in kept), values[:, kept], unused)
 
+    def only(self, names: Sequence[str], rows: int, horizon: int) -> Regressors:
+        """Return some regressors of some rows and ``horizon`` rows after them.
+
+        Raises:
+            ParameterError: If one is not known for all of these rows.
+        """
+        values = self.values[: rows + horizon, [self.names.index(name) for name in names if name in self.names]]
+        if values.shape != (rows + horizon, len(names)) or np.isnan(values).any():
+            raise ParameterError(
+                f"The regressors {', '.join(names)} are not known for {horizon} steps after the history.",
+                "The model was fitted with them.",
+                "Pass their future values, or a shorter horizon.",
+            )
+        return Regressors(tuple(names), values)
+
     def notes(self) -> list[str]:
         """Say which columns are not used, a sentence each."""
         return [f"The column {name!r} is not used: {reason}." for name, reason in self.unused.items()]

@@ -2,8 +2,9 @@
 
     ratio = sum over steps of the mean of the draws / sum over steps of the value one year before,
 
-for every top node. A ratio below 1/2 or above 2 is outside what the history supports: usually a fault of the data or
-of a model, sometimes news. It is reported, never corrected.
+for every top node, without series that have ended. In histories shorter than a year, the smallest and the largest
+value stand for the year before. A ratio below 1/2 or above 2 is outside what the history supports: usually a fault of
+the data or of a model, sometimes news. It is reported, never corrected.
 """
 
 from __future__ import annotations
@@ -65,32 +66,32 @@ def unsupported(data: HierarchicalData, draws: np.ndarray) -> list[Unsupported]:
     """
     horizon, rows = draws.shape[1], len(data.index)
     year = _year(data)
-    steps = rows - year + np.arange(horizon) % year  # the same steps of the last year
+    steps = rows - min(year, rows) + np.arange(horizon) % min(year, rows)  # the same steps of the last year
+    living = np.nan_to_num(data.bottom) * ~data.ended[data.hierarchy.aggregates :]
     found = []
     for node in _tops(data):
-        before = data.values[steps, node]
-        members = abs(data.hierarchy.summation[[node]]) @ np.abs(np.nan_to_num(data.bottom[-2 * year :])).T
-        size = float(members.mean())  # of its parts, which may cancel
-        known = ~np.isnan(before)
-        base = float(before[known].sum())
-        if not known.any() or abs(base) <= SMALL * size * known.sum():
-            continue
-        drawn = draws[:, known, node]
-        drawn = drawn[~np.isnan(drawn).any(1)]
-        if not len(drawn):
+        parts = data.hierarchy.summation[[node]]
+        history = np.asarray(parts @ living.T)[0] if data.ended.any() else np.nan_to_num(data.values[:, node])
+        size = float((abs(parts) @ np.abs(living[-2 * year :]).T).mean())  # of its parts, which may cancel
+        drawn = draws[~np.isnan(draws[..., node]).any(1)][..., node]
+        base = float(history[steps].sum())
+        if not len(drawn) or abs(base) <= SMALL * size * horizon:
             continue
         forecast = float(drawn.mean(0).sum())
-        if forecast / base < LOWEST or forecast / base > HIGHEST:
+        low, high = base, base
+        if year > rows:  # no step has one a year before
+            low, high = (horizon * float(limit(np.abs(history))) * np.sign(base) for limit in (np.min, np.max))
+        if forecast / base < LOWEST * low / base or forecast / base > HIGHEST * high / base:
             since = str(data.index[int(steps.min())])
             found.append(Unsupported(data.names[node], forecast, base, forecast / base, since))
     return found
 
 
 def _year(data: HierarchicalData) -> int:
-    """Rows of a year, or of the longest season that the history holds."""
+    """Rows of a year, or of the longest season that the history holds; more than there are, if it holds none."""
     unit = re.sub(r"^\d+|-.*$", "", data.freq)
     year = max(1, YEARS.get(unit, data.season) // data.index.freq.n)
-    return next((x for x in (year, *reversed(data.seasons)) if x <= len(data.index)), len(data.index))
+    return next((x for x in (year, *reversed(data.seasons)) if x <= len(data.index)), len(data.index) + 1)
 
 
 def _tops(data: HierarchicalData) -> Sequence[int]:

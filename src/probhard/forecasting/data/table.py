@@ -239,8 +239,13 @@ class HierarchicalData:
         return train, test
 
     def to_gluonts(self) -> list[dict[str, Any]]:
-        """Convert to a GluonTS dataset: one multivariate entry with a target of shape (n, T)."""
-        return [{"start": self.index[0], "target": self.observed.T.copy(), "item_id": self.name}]
+        """Convert to a GluonTS dataset: one multivariate entry with a target (n, T) and standardised regressors."""
+        entry = {"start": self.index[0], "target": self.observed.T.copy(), "item_id": self.name}
+        if self.feature_names:
+            mean, size = self.features.mean(0), self.features.std(0)
+            features = np.concatenate([self.features, self.future_features])
+            entry["feat_dynamic_real"] = ((features - mean) / np.where(size > 0, size, 1.0)).T
+        return [entry]
 
     @classmethod
     def from_gluonts(cls, series: Any, **options: Any) -> HierarchicalData:

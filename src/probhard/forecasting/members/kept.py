@@ -30,6 +30,9 @@ def fingerprint(member: Member, data: HierarchicalData, horizon: int, origins: S
     summation = data.hierarchy.summation
     for array in (summation.indptr, summation.indices, summation.data):
         digest.update(np.ascontiguousarray(array).tobytes())
+    known = data.known_ahead(horizon)
+    for features in (known.features, known.future_features):
+        digest.update(np.ascontiguousarray(features).tobytes())
     calendar = [str(data.index[0]), data.freq, data.season, list(data.values.shape)]
     about = [VERSION, member.name, member.settings, horizon, list(origins), calendar]
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())

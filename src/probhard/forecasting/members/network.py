@@ -21,6 +21,7 @@ import numpy as np
 
 from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
+from probhard.forecasting.data.regressors import Regressors
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.bootstrap import summary_of
@@ -48,7 +49,7 @@ class NetworkForecast:
         calibrate: Whether to fit ``spread_factor`` on past windows.
         epochs, options: Override ``defaults``; ``options`` are those of ``DeepVAREstimator``.
         num_samples, seed: Draws behind a forecast, and the seed of weights, windows and draws.
-        predictor, spread_factor, learns_changes: Results of the fit.
+        predictor, spread_factor, learns_changes, regressors: Results of the fit.
     """
 
     method: str | Method = "probhard-or"
@@ -64,6 +65,7 @@ class NetworkForecast:
     predictor: DeepVARPredictor | None = None
     spread_factor: float = 1.0
     learns_changes: bool = False
+    regressors: Sequence[str] = ()
 
     def fit(self, data: HierarchicalData, progress: str = "") -> Self:
         """Train on a history; return the forecast itself.
@@ -79,7 +81,10 @@ class NetworkForecast:
         self.learns_changes = smooth(data) if self.changes is None else self.changes
         horizon = self.horizon or default_horizon(data)
         self.spread_factor = self._learned_spread(data, horizon, progress) if self.calibrate else 1.0
+        data = data.known_ahead(horizon)
         options = {**defaults(data, horizon, self.learns_changes), **self.options}
+        self.regressors = data.feature_names
+        options |= {"num_feat_dynamic_real": len(self.regressors)} if self.regressors else {}
         trainer = {"max_epochs": self.epochs or options["max_epochs"], "enable_progress_bar": False}
         trainer |= {"callbacks": [ProgressBar(progress)]} if progress else {}
         del options["max_epochs"]
@@ -102,7 +107,11 @@ class NetworkForecast:
         """Draw paths from the end of a history, (S, h, n), before the bounds unless ``within_bounds``."""
         assert self.predictor is not None  # fitted
         predictor = self.predictor if h is None else self.predictor.extended(h)
-        (forecast,) = predictor.predict(self._inputs(data).to_gluonts(), num_samples or self.num_samples)
+        known = replace(data, regressors=None)
+        if self.regressors:
+            given, rows = data.regressors or Regressors((), np.empty((0, 0))), len(data.index)
+            known = replace(data, regressors=given.only(self.regressors, rows, predictor.prediction_length))
+        (forecast,) = predictor.predict(self._inputs(known).to_gluonts(), num_samples or self.num_samples)
         draws = np.asarray(forecast.samples)
         if self.within_bounds:
             return draws
@@ -120,7 +129,9 @@ class NetworkForecast:
         if not self.learns_changes:
             return data
         steps = np.diff(data.values, axis=0)
-        return HierarchicalData.from_matrix(steps, data.hierarchy, data.index[1:], coherence="aggregate")
+        known = None if data.regressors is None else data.regressors.after(1)
+        index = data.index[1:]
+        return HierarchicalData.from_matrix(steps, data.hierarchy, index, coherence="aggregate", regressors=known)
 
     def _learned_spread(self, data: HierarchicalData, horizon: int, progress: str) -> float:
         """Fit the spread factor on past windows, with a network that was trained without them."""

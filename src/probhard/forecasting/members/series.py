@@ -2,7 +2,8 @@
 
 The form of a model (such as ETS(A,Ad,M)) is chosen on all rows. Its parameters are fitted twice: on all rows, for the
 forecast, and on the rows before the first past origin, from where they are carried forward to the later ones. A series
-that a model cannot be fitted to is forecast by seasonal naive in its place.
+that a model cannot be fitted to is forecast by seasonal naive in its place. Effects of regressors are subtracted first
+and added to the forecasts (``data.effects``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from probhard.forecasting.data.effects import effects
 from probhard.forecasting.data.table import HierarchicalData, require
 from probhard.forecasting.members.base import MemberForecast, filled
 from probhard.forecasting.members.plain import from_plain, to_plain
@@ -163,7 +165,8 @@ class SeriesMember:
     def forecast(self, data: HierarchicalData, horizon: int, origins: Sequence[int], jobs: int = 1) -> MemberForecast:
         """Fit every series once; equal series share a fit. See ``Member``."""
         require("statsforecast", f"The member {self.name!r}")
-        started, values = time.process_time(), data.values
+        started, effect = time.process_time(), effects(data, horizon)
+        values = data.values if effect is None else data.values - effect[: len(data.index)]
         _, first, same = np.unique(np.nan_to_num(values.T, nan=np.inf), axis=0, return_index=True, return_inverse=True)
         columns, count = [values[:, i] for i in first], max(1, jobs)
         if count > 1 and len(columns) > count:
@@ -177,15 +180,16 @@ class SeriesMember:
             made = _run_part((self.model, columns, horizon, tuple(origins)))
         same = np.asarray(same).reshape(-1)
         ends = [*origins, len(values)]
-        bases = [_stacked(data.window(0, end), [made[i][0][k] for i in same]) for k, end in enumerate(ends)]
+        bases = [_stacked(data.window(0, end), [made[i][0][k] for i in same], effect) for k, end in enumerate(ends)]
         failed = [data.names[j] for j, i in enumerate(same) if not made[i][2]]
         state = [made[i][1] for i in same]
         return MemberForecast(self.name, bases, None, _notes(self.name, failed), state, time.process_time() - started)
 
     def resume(self, data: HierarchicalData, horizon: int, state: Any) -> MemberForecast:
         """Apply the fitted parameters to a new history. See ``Member``."""
-        season, results, failed = self.model.season, [], []
-        for name, values, plain in zip(data.names, data.values.T, state):
+        season, results, failed, effect = self.model.season, [], [], effects(data, horizon)
+        table = data.values if effect is None else data.values - effect[: len(data.index)]
+        for name, values, plain in zip(data.names, table.T, state):
             try:
                 model, start = from_plain(plain), max(0, len(values) - LONGEST)
                 if self.model.forwards and hasattr(model, "forward"):
@@ -196,7 +200,7 @@ class SeriesMember:
                 made = seasonal_naive(values, horizon, season)
                 failed.append(name)
             results.append(made)
-        return MemberForecast(self.name, [_stacked(data, results)], None, _notes(self.name, failed), state)
+        return MemberForecast(self.name, [_stacked(data, results, effect)], None, _notes(self.name, failed), state)
 
 
 def _run_part(task: tuple[SeriesModel, list[np.ndarray], int, tuple[int, ...]]) -> list[Any]:
@@ -207,8 +211,12 @@ def _run_part(task: tuple[SeriesModel, list[np.ndarray], int, tuple[int, ...]]) 
     return [(results, to_plain(final), fitted) for results, final, fitted in runs]
 
 
-def _stacked(known: HierarchicalData, series: Sequence[Fitted]) -> BaseForecast:
+def _stacked(known: HierarchicalData, series: Sequence[Fitted], effect: np.ndarray | None) -> BaseForecast:
+    """Forecasts of all series, with the effects (T + H, n) of regressors added."""
     mean, stddev, fitted = (np.stack([one[k] for one in series], axis=1) for k in range(3))
+    if effect is not None:
+        end = len(known.index)
+        mean, fitted = mean + effect[end : end + len(mean)], fitted + effect[:end]
     return BaseForecast(known, mean, stddev, fitted)
 
 

@@ -151,5 +151,5 @@ def nonnegative(draws: np.ndarray, hierarchy: Hierarchy) -> np.ndarray:
     flat = draws.reshape(-1, draws.shape[-1]).copy()
     if len(negative):
         points = torch.from_numpy(flat[negative])
-        flat[negative] = DPPL("orthogonal").project(points, hierarchy & NonNegative()).value.numpy()
+        flat[negative] = DPPL("orthogonal", on_failure="raise").project(points, hierarchy & NonNegative()).value.numpy()
     return flat.reshape(draws.shape)

@@ -17,14 +17,16 @@ import numpy as np
 import scipy.sparse as sp
 
 from probhard.errors import ParameterError
+from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.nodes import TOTAL, is_total
 
 
-def tree(rows: Sequence[tuple[str, ...]]) -> tuple[sp.csr_array, list[tuple[str, ...]], bool]:
+def tree(rows: Sequence[tuple[str, ...]], keys: Keys | None = None) -> tuple[sp.csr_array, list[tuple[str, ...]], bool]:
     """Build the summation matrix of nodes.
 
     Args:
         rows: Nodes as tuples of k keys, "" for keys that are summed over; repeats are allowed.
+        keys: Names of the k keys and the levels above bottom nodes that come alone; nested by default.
 
     Returns:
         The summation matrix (n, m), its n nodes, and whether the rows had only bottom nodes, so that all
@@ -38,9 +40,10 @@ def tree(rows: Sequence[tuple[str, ...]]) -> tuple[sp.csr_array, list[tuple[str,
     width = len(next(iter(distinct), ()))
     levels = {tuple(map(bool, node)) for node in distinct}
     only_bottoms = levels == {(True,) * width}
-    if only_bottoms:
-        first = 0 if width == 1 or len({node[0] for node in bottoms}) > 1 else 1
-        levels = {tuple(i < depth for i in range(width)) for depth in range(first, width + 1)}
+    if only_bottoms and (keys is None or len(keys.columns) == width):
+        spec = Keys.of([str(i) for i in range(width)]) if keys is None else keys
+        constant = [key for key, parts in zip(spec.columns, zip(*bottoms)) if len(set(parts)) == 1]
+        levels = {tuple(key in level for key in spec.columns) for level in spec.within(constant).levels}
     nodes: list[tuple[str, ...]] = []
     blocks = []
     for level in sorted(levels, key=lambda level: (sum(level), [not kept for kept in level])):

@@ -84,7 +84,10 @@ class NodeValues:
         Returns:
             Projected points and the variances of both laws, N(0, W) and N(0, diag(s)).
         """
-        layer, free = DPPL(DiagonalMetric(torch.from_numpy(self.weight))), Hierarchy(piece.summation)
+        layer, free = (
+            DPPL(DiagonalMetric(torch.from_numpy(self.weight)), on_failure="raise"),
+            Hierarchy(piece.summation),
+        )
         constraint = Hierarchy(piece.summation, immutable=[int(node) for node in held]) if len(held) else free
         projections = []
         for points in self.points:

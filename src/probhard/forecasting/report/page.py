@@ -33,25 +33,12 @@ from probhard.forecasting.report.charts import (
     strip,
 )
 from probhard.forecasting.report.formats import count, digest, number, percent, short, signed, words
+from probhard.forecasting.report.moves import Move
 from probhard.forecasting.report.scores import ALL
 
 MOST_NODES = 2000  # nodes with a chart; one takes about 3 kB
 SHOWN_LEVELS = 4  # levels below the top with charts of selected nodes
 LONGEST = 96  # rows of a chart before the forecast
-
-
-@dataclass(frozen=True)
-class Move:
-    """Why a node moved from its base forecast to the coherent one; means over the steps.
-
-    Args:
-        base, reconciled: Its mean before and after the projection.
-        pulls: Nodes that moved it, the strongest first: name and part of the difference.
-    """
-
-    base: float
-    reconciled: float
-    pulls: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +164,14 @@ class Report:
         past = [] if self.tested is None else list(zip(self.tested.tests, self.tested.draws))[-windows:]
         tail = min(rows, max((len(past) + 1) * horizon, 3 * horizon, 2 * self.data.season, 24), LONGEST + horizon)
         y, index = self.data.observed[-tail:, node], self.data.index[-tail:].append(self.data.future(horizon))
+        values = self.data.values[-tail:, node]
         fans = []
         for test, draws in past:
             start = self.data.index.get_loc(test.index[0]) - (rows - tail)
             if start > 0:
                 fans.append(Fan.of("backtest", start, y[:start], draws[..., node], self.levels))
         fans.append(Fan.of("forecast", tail, y, self.draws[..., node], self.levels))
-        everything = np.concatenate([y, *(values for fan in fans for values in (fan.mean, *fan.ends))])
+        everything = np.concatenate([values, *(part for fan in fans for part in (fan.mean, *fan.ends))])
         everything = everything if np.isfinite(everything).any() else np.zeros(1)
         low, high, ticks = axis(float(np.nanmin(everything)), float(np.nanmax(everything)))
         frame = Frame(len(index), low, high)
@@ -192,6 +180,7 @@ class Report:
             "name": self.data.names[node],
             "fans": [frame.paths(fan) for fan in fans],
             "observed": line(*frame.place(np.arange(tail), y)),
+            "filled": line(*frame.place(np.arange(tail), values)) if (np.isnan(y) & ~np.isnan(values)).any() else "",
             "now": float(frame.place(tail - 1, low)[0]),
             "ticks": [(float(frame.place(0, tick)[1]), label) for tick, label in ticks],
             "periods": [(float(frame.place(i, low)[0]), str(index[i])) for i in marks],

@@ -30,7 +30,7 @@ class WindowScores:
         coverage: Share inside, by level and probability.
         pit: Counts by level, (BINS,).
         nodes: CRPS of every node, (n,).
-        count: Number of observed values by level.
+        count: Number of values behind the coverage, by level.
     """
 
     crps: dict[str, float]
@@ -56,16 +56,17 @@ def score_window(
         ProbhardError: If shapes do not fit, or draws are not finite.
     """
     y, levels = test.observed, {ALL: np.arange(len(test.names)), **test.levels}
-    seen = ~np.isnan(y)
+    uncertain = np.where((draws == y).all(0), np.nan, y)
+    seen = ~np.isnan(uncertain)
     counted = {level: nodes for level, nodes in levels.items() if seen[:, nodes].any()}
     singles = {str(i): np.array([i]) for i in range(len(test.names))}
     errors = np.abs(y - np.median(draws, axis=0)) / scales(train)
-    shares = calibration(draws, y, counted, probabilities)
+    shares = calibration(draws, uncertain, counted, probabilities)
     return WindowScores(
         crps=crps_levels(draws, y, levels),
         mase={level: _mean(errors[:, nodes]) for level, nodes in levels.items()},
         coverage={level: shares.get(level, dict.fromkeys(probabilities, float("nan"))) for level in levels},
-        pit={level: pit_counts(draws[..., nodes], y[:, nodes], BINS) for level, nodes in levels.items()},
+        pit={level: pit_counts(draws[..., nodes], uncertain[:, nodes], BINS) for level, nodes in levels.items()},
         nodes=np.array(list(crps_levels(draws, y, singles).values())),
         count={level: int(seen[:, nodes].sum()) for level, nodes in levels.items()},
     )

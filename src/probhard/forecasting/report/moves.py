@@ -1,0 +1,81 @@
+"""Why nodes of a pooled forecast moved, for the report page.
+
+With weights w_k of the members, base means f_k and pulls p_k (``reconciliation.explain``), means over the steps:
+
+    base = sum_k w_k f_k,      pull of an aggregate = sum_k w_k p_k,      rest = forecast - base - sum of pulls.
+
+The rest comes from bounds and plans; without them the forecast is base + pulls, free of the noise of its draws. Members
+that draw jointly are coherent: nothing pulls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.members.coherent import law_of
+from probhard.forecasting.members.pooled import PooledForecast
+from probhard.forecasting.reconciliation.explain import explain
+
+SHOWN = 5  # pulls of a node
+LARGEST = 60  # nodes that are explained
+REST = "bounds and plans"
+SMALL = 0.005  # of all pulls: a smaller rest is not shown
+
+
+@dataclass(frozen=True)
+class Move:
+    """Why a node moved from its base forecast to the coherent one; means over the steps.
+
+    Args:
+        base, reconciled: Its mean before and after the projection.
+        pulls: Nodes that moved it, the strongest first: name and part of the difference.
+    """
+
+    base: float
+    reconciled: float
+    pulls: Sequence[tuple[str, float]] = ()
+
+
+def moves_of(pool: PooledForecast, data: HierarchicalData, draws: np.ndarray, limited: bool) -> dict[int, Move]:
+    """Explain the largest nodes of a pooled forecast.
+
+    Args:
+        pool: The fitted members, at the end of the history.
+        data: The history of n nodes.
+        draws: The forecast, (S, H, n).
+        limited: Whether bounds or plans moved the draws too.
+    """
+    horizon = draws.shape[1]
+    nodes = [int(i) for i in np.argsort(-np.nan_to_num(np.abs(data.values)).sum(0), kind="stable")[:LARGEST]]
+    base, pulls = np.zeros(len(data.names)), {node: np.zeros(data.hierarchy.aggregates) for node in nodes}
+    for made in pool.made:
+        weight, tuned = pool.tuned.weights[made.name], pool.tuned.members[made.name]
+        if made.draws is not None or tuned.metric is None:
+            mean = made.draws[-1].mean(0) if made.draws is not None else made.bases[-1].mean
+            base += weight * mean[:horizon].mean(0)
+            continue
+        law = law_of(made.bases[-1], tuned.scales, pool.recipe.correlation)
+        base += weight * law.mean[:horizon].mean(0).numpy()
+        if weight > 0:
+            for node in pulls:
+                pulls[node] += weight * explain(law, tuned.metric, data.hierarchy, node).pulls[:horizon].mean(0)
+    moves = {}
+    for node, part in pulls.items():
+        after = np.nanmean(draws[..., node]) if limited else base[node] + part.sum()
+        moves[node] = _move(float(base[node]), float(after), part, data.names)
+    return moves
+
+
+def _move(base: float, after: float, pulls: np.ndarray, names: Sequence[str]) -> Move:
+    """Keep the strongest pulls, and the rest where it matters."""
+    order = [int(i) for i in np.argsort(-np.abs(pulls), kind="stable")[:SHOWN] if pulls[i] != 0]
+    listed = [(names[i], float(pulls[i])) for i in order]
+    others = float(pulls.sum()) - sum(pull for _, pull in listed)
+    rest = after - base - float(pulls.sum())
+    size = SMALL * (abs(after - base) + float(np.abs(pulls).sum()))
+    listed += [(name, part) for name, part in (("other nodes", others), (REST, rest)) if abs(part) > size]
+    return Move(base, after, listed)

@@ -1,0 +1,91 @@
+"""``probhard forecast`` by members: the pool, one member, kept fits, saved models, key columns in all outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from forecasting.helpers import frame
+from probhard.cli import main
+
+OPTIONS = ["--keys", "state,region", "--horizon", "3", "--models", "naive,smoothing", "--no-backtest"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command on a frame: status and the folder of its files."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(table: pd.DataFrame, *options: str, name: str = "shop") -> tuple[int, Path]:
+        table.rename(columns={"ds": "date"}).to_csv(f"{name}.csv", index=False)
+        return main(["forecast", f"{name}.csv", *options]), tmp_path / f"{name}-forecast"
+
+    return command
+
+
+def test_members_and_key_columns(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, folder = run(frame(60), *OPTIONS, "--draws", "5")
+    assert status == 0
+    printed = capsys.readouterr()
+    assert "3 steps ahead by naive, smoothing." in printed.out
+    assert "all rows: naive, 7 series" in printed.err  # a line per member, also without a terminal
+    forecasts = pd.read_csv(folder / "forecasts.csv", keep_default_na=False)
+    assert forecasts.columns.tolist()[:5] == ["unique_id", "state", "region", "ds", "probhard"]
+    nodes = forecasts.drop_duplicates("unique_id").set_index("unique_id")[["state", "region"]]
+    assert nodes.loc["Total"].tolist() == ["", ""]
+    assert nodes.loc["Total/B"].tolist() == ["B", ""]
+    assert nodes.loc["Total/B/z"].tolist() == ["B", "z"]
+    draws = pd.read_csv(folder / "draws.csv", keep_default_na=False)
+    assert (draws["unique_id"] == "Total/A/y").sum() == ((draws["state"] == "A") & (draws["region"] == "y")).sum() == 15
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert certificate["models"] == ["naive", "smoothing"]
+
+
+def test_a_second_run_with_other_bounds_reads_the_fits(
+    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probhard.forecasting.members.series import SeriesMember
+
+    assert run(frame(60), *OPTIONS)[0] == 0
+    monkeypatch.setattr(SeriesMember, "forecast", lambda *given, **options: pytest.fail("fitted again"))
+    status, folder = run(frame(60), *OPTIONS, "--nonnegative", "--upper", "900")
+    assert status == 0
+    forecasts = pd.read_csv(folder / "forecasts.csv")
+    assert forecasts["probhard-hi-95"].max() <= 900 * (1 + 1e-9)
+
+
+def test_saved_models_read_new_rows(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    later = frame(64)
+    status, folder = run(later[later["ds"] < "2023-01-01"], *OPTIONS, "--nonnegative")
+    assert status == 0
+    new = later[later["ds"] >= "2023-01-01"]  # 4 rows of each series
+    status, again = run(new, "--model", str(folder), name="new")
+    assert status == 0
+    assert "new: 64 rows of 7 nodes, 2018-01 to 2023-04; 3 steps ahead by the model in" in capsys.readouterr().out
+    forecasts = pd.read_csv(again / "forecasts.csv")
+    assert forecasts["ds"].min() == "2023-05-01"
+    whole, other = run(later, "--model", str(folder), name="whole")
+    assert whole == 0
+    np.testing.assert_allclose(pd.read_csv(other / "forecasts.csv")["probhard"], forecasts["probhard"])
+    assert "region" in forecasts
+    gap = later[later["ds"] >= "2023-03-01"]
+    assert run(gap, "--model", str(folder), name="gap")[0] == 2
+    assert "Pass rows from 2023-01 on" in capsys.readouterr().err
+    assert run(new, "--model", str(folder), "--models", "ets", name="both")[0] == 2
+    assert "--model was given with --models" in capsys.readouterr().err
+
+
+def test_one_member_and_unknown_ones(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--keys", "state,region", "--horizon", "3", "--no-backtest"]
+    status, folder = run(frame(40), *options, "--fast")
+    assert status == 0
+    saved = json.loads((folder / "model" / "forecaster.json").read_text())
+    assert [member["name"] for member in saved["pool"]["members"]] == ["ets"]
+    assert saved["keys"] == "state,region"
+    assert run(frame(40), *options, "--models", "prophet")[0] == 2
+    assert "prophet" in capsys.readouterr().err
