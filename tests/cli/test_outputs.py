@@ -129,3 +129,18 @@ def test_moves_are_those_of_dense_algebra(folder: Path):
     moved = json.loads((folder / "out.json").read_text())["moved_in_deviations"]
     assert moved["mean"] == pytest.approx(moves.mean(), rel=1e-9)
     assert moved["worst"] == pytest.approx(moves.max(), rel=1e-9)
+
+
+def test_a_forecast_is_sealed_with_its_model_and_report(tmp_path: Path, capsys):
+    pytest.importorskip("statsforecast")
+    output = tmp_path / "out"
+    run = ["forecast", "us-employment", "--horizon", "2", "--fast", "--no-backtest", "--output", str(output)]
+    assert main(run) == 0
+    content = json.loads((output / "certificate.json").read_text())
+    assert set(content["files"]) == {"forecasts.csv", "model", "report.html"}
+    assert main(["verify", str(output / "certificate.json")]) == 0
+    (output / "report.html").write_text("changed")
+    assert main(["verify", str(output / "certificate.json")]) == 2
+    (output / "certificate.json").write_text("{}")  # not ours any more
+    assert main(run) == 2
+    assert "not a certificate" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from probhard.cli._forecast_data import is_file, known_note, read_data, read_lim
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
 from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write
+from probhard.cli._outputs import check_certificate, check_writable, seal
 from probhard.cli.demo import INTERRUPTED
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import to_long
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
     from probhard.forecasting.report.backtest import Backtest, Made, Window
 
+CERTIFICATE = "certificate.json"
 PACKAGES = ("gluonts", "lightning", "pandas", "statsforecast", "jinja2")
 
 
@@ -79,6 +81,8 @@ class ForecastRun:
         output = Path(options.run["output"] or f"{data.name}-forecast")
         if output.exists() and not output.is_dir():
             raise ParameterError(f"--output {output} is a file.", "Several files are written.", "Name a folder.")
+        check_writable(output, "--output")
+        check_certificate(output / CERTIFICATE)
         return cls(data, source, options.run, options.network, output, notes, None if saved is None else saved.model)
 
     def run(self) -> None:
@@ -243,25 +247,27 @@ class ForecastRun:
         from probhard.forecasting.forecaster import summary
 
         self.output.mkdir(parents=True, exist_ok=True)
+        (self.output / CERTIFICATE).unlink(missing_ok=True)
         data, suffix = self.data, f".{self.options['format']}"
         index = data.future(draws.shape[1])
         columns = summary(draws, model.model, self.options["level"])
         stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
-        stale.remove(self.output / f"forecasts{suffix}")
+        files = [self.output / f"forecasts{suffix}"]
         keys = key_columns(data, self.options["keys"])
         table = to_long(columns, data.names, index, place=data.place)
-        write(self.output / f"forecasts{suffix}", with_keys(table, keys))
+        write(files[0], with_keys(table, keys))
         if count := self.options["draws"]:
             written = {str(i): draw for i, draw in enumerate(draws[:count])}
             wide = to_long(written, data.names, index, place=data.place)
             long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
-            write(self.output / f"draws{suffix}", with_keys(long.astype({"draw": int}), keys))
-            stale.remove(self.output / f"draws{suffix}")
-        for path in stale:
+            files.append(self.output / f"draws{suffix}")
+            write(files[-1], with_keys(long.astype({"draw": int}), keys))
+        for path in stale - set(files):
             path.unlink(missing_ok=True)
-        model.save(self.output / "model")
-        certificate.save(self.output / "certificate.json")
-        (self.output / "report.html").write_text(page, encoding="utf-8")
+        files += [self.output / "model", self.output / "report.html"]
+        model.save(files[-2])
+        files[-1].write_text(page, encoding="utf-8")
+        seal(certificate, self.output / CERTIFICATE, files)
 
 
 def _packages() -> dict[str, str]:
