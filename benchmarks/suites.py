@@ -38,6 +38,10 @@ SUITES = {
     "qpth": Suite("Convex sets against qpth", "convex_qpth", ("qpth",)),
     "pinet": Suite("Convex sets against Pi-net", "convex_pinet", ("pinet-hcnn", "jax")),
     "shared-rows": Suite("Shared dense rows against active sets of all rows and OSQP", "shared_rows", ("osqp",)),
+    "constrained-steps": Suite("Training steps with general inequalities", "constrained_steps"),
+    "construction": Suite(
+        "Building redundant rows against a pivoted QR and the time allowed", "construction", ("scipy",)
+    ),
     "phases": Suite("Values that are 0 or not small against SCIP", "phases", ("pyscipopt", "cvxpy")),
     "nonlinear": Suite("Nonlinear equalities against the plain iteration and SLSQP", "nonlinear", ("scipy",)),
     "porous-medium": Suite("The porous medium law against its generic form", "porous_medium", ("scipy",)),

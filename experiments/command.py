@@ -17,7 +17,8 @@ from probhard.errors import ParameterError, check_choice, check_choices
 
 PDE = ("pde-linear", "pde-nonlinear", "tvd")
 FIELDS, FORECASTS, ROLLING = "joint-fields", "joint-forecasting", "forecasting-rolling"
-FORECASTING = ("forecasting", ROLLING, FORECASTS)
+RECONCILIATION = "reconciliation"
+FORECASTING = ("forecasting", ROLLING, RECONCILIATION, FORECASTS)
 TABLES = (*PDE, FIELDS, *FORECASTING, "conformal", "first-order", "alarms", "optimisation", "timing", "speed")
 
 
@@ -99,6 +100,10 @@ def _table(request: Request) -> Iterator[str]:
         from experiments.forecasting import rolling_tables
 
         yield from map(_written, rolling_tables.write(request.folder, lines))
+    elif request.table == RECONCILIATION:
+        from experiments.forecasting import reconciliation_tables
+
+        yield from map(_written, reconciliation_tables.write(request.folder, lines))
     else:
         from experiments.forecasting import tables as forecasting
 
@@ -125,6 +130,10 @@ def _grid(request: Request) -> Grid:
         from experiments.forecasting import rolling_runs
 
         return rolling_runs.grid(path, problems)
+    if request.table == RECONCILIATION:
+        from experiments.forecasting import reconciliation
+
+        return reconciliation.grid(path, problems)
     from experiments.forecasting import runs as forecasting
 
     few = [0] if request.quick else range(5)

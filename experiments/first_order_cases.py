@@ -6,6 +6,9 @@
 | pme       | flux law of a porous medium, 4 x 20      | exact field plus one sd of noise | sd of every point        |
 | simplex   | 10 shares                                | inside, at a face, at a vertex   | sd of every variable     |
 | hierarchy | binary tree of 15 nodes, ``u >= 0``      | half the bottoms near 0          | their distance in sds    |
+| flow      | balance, 20 lines both ways, box, n = 30 | 10 of the flows near a limit     | their distance in sds    |
+| rows      | 15 random rows, n = 10                   | near 8 of the rows               | their distance in sds    |
+| portfolio | 10 shares, ``|u - 0.1|_1 <= 0.4``        | at a turnover of 0.2, 0.4, 0.8   | sd of every variable     |
 
 Exact laws are 10^5 projected draws. Draws are projected on spheres by ``z / |z|``, by the library elsewhere.
 """
@@ -23,9 +26,10 @@ from probhard.constraints.base import Constraint
 from probhard.pde.laws import porous_medium_law
 from probhard.pde.problems import PorousMedium
 
-GROUPS = ("sphere", "pme", "simplex", "hierarchy")
+GROUPS = ("sphere", "pme", "simplex", "hierarchy", "flow", "rows", "portfolio")
 CHUNK = 10_000  # draws that are projected at once
 NARROW, WIDE = (0.05, 0.2), (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+NEAR = (-1.0, 0.0, 1.0, 2.0)  # distances from a limit in sds
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def cases(groups: Sequence[str], quick: bool = False) -> Iterator[Case]:
         quick: Leave out spreads in between.
     """
     for group in groups:
-        every = list({"sphere": _spheres, "pme": _fields, "simplex": _simplices, "hierarchy": _trees}[group]())
+        every = list(MAKERS[group]())
         ends = {every[0].spread, every[-1].spread}
         yield from (case for case in every if not quick or case.spread in ends)
 
@@ -127,3 +131,52 @@ def _trees() -> Iterator[Case]:
         bottoms = torch.full((8,), 3.0, dtype=torch.float64)  # three sds from the bound
         bottoms[:4] = distance
         yield Case("hierarchy", "", distance, structure @ bottoms, structure.sum(-1).sqrt(), constraint)
+
+
+def _flows() -> Iterator[Case]:
+    """A grid with 30 generators: what enters a line is a random share of every generator."""
+    n, lines = 30, 20
+    shares = torch.randn(lines, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / n**0.5
+    mean = torch.full((n,), 0.5, dtype=torch.float64)
+    balance = ph.LinearEquality(torch.ones(1, n, dtype=torch.float64), mean.sum()[None])
+    for spread, name in ((0.05, "box 10 sds away"), (0.25, "box 2 sds away")):
+        size, flow = spread * shares.norm(dim=-1), shares @ mean
+        for distance in NEAR:
+            room = torch.full((lines,), 3.0, dtype=torch.float64)
+            room[:10] = distance
+            forth, back = flow + room * size, -flow + 3 * size
+            limits = ph.LinearInequality(torch.cat([shares, -shares]), torch.cat([forth, back]))
+            constraint = balance & limits & ph.Box(0.0, 1.0)
+            yield Case("flow", name, distance, mean, torch.full_like(mean, spread), constraint)
+
+
+def _rows() -> Iterator[Case]:
+    n, count = 10, 15
+    rows = torch.randn(count, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mean = torch.zeros(n, dtype=torch.float64)
+    for distance in NEAR:
+        room = torch.full((count,), 3.0, dtype=torch.float64)
+        room[:8] = distance
+        constraint = ph.LinearInequality(rows, room * rows.norm(dim=-1))
+        yield Case("rows", "", distance, mean, torch.ones_like(mean), constraint)
+
+
+def _portfolios() -> Iterator[Case]:
+    held = torch.full((10,), 0.1, dtype=torch.float64)
+    moved = torch.linspace(-1, 1, 10, dtype=torch.float64)
+    for turnover in (0.2, 0.4, 0.8):
+        mean = held + turnover * moved / moved.abs().sum()
+        for spread in (0.01, 0.05):
+            constraint = ph.Simplex() & ph.L1Ball(0.4, center=held)
+            yield Case("portfolio", f"turnover {turnover:g}", spread, mean, torch.full_like(mean, spread), constraint)
+
+
+MAKERS = {
+    "sphere": _spheres,
+    "pme": _fields,
+    "simplex": _simplices,
+    "hierarchy": _trees,
+    "flow": _flows,
+    "rows": _rows,
+    "portfolio": _portfolios,
+}

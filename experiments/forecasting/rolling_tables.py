@@ -50,13 +50,14 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         networks: Result lines of the table of networks, whose rolling origins are the same.
     """
     scores = collect(lines, networks)
-    sets = [name for name in SETS if (DEFAULT, name) in scores]
+    sets = [name for name, chosen in SETS.items() if len(scores.get((DEFAULT, name), {})) == chosen.origins]
+    lines = [line for line in lines if line["dataset"] in sets]
     missing = [NAMES[name] for name in SETS if name not in sets]
     values = {
         "count": len(lines),
         "level": f"{100 * LEVEL:.0f} %",
         "samples": SAMPLES,
-        "missing": f"Not run yet: {', '.join(missing)}." if missing else "",
+        "missing": f"Not run yet, or not at all origins: {', '.join(missing)}." if missing else "",
         "behind": _behind(scores, sets),
         "first": f"{sum(_rank(scores, name)[2] <= 1 + TIE for name in sets)} of {len(sets)}",
         "crps": _crps(scores, sets),
@@ -64,6 +65,7 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         "flips": _flips(scores, sets),
         "coverage": _coverage(lines, "inside"),
         "sums": _coverage(lines, "inside_sums"),
+        "sum_shares": ", ".join(f"{_held(lines, group)} ({group})" for group in GROUPS),
         "origins": ", ".join(f"{NAMES[name]} {len(scores[DEFAULT, name])}" for name in sets),
     }
     return templates.fill(PAGE, values)
@@ -170,6 +172,12 @@ def _coverage(lines: Sequence[Line], field: str) -> str:
         cells = [_share([line for line in found if line[field][group][1]], field, group) for group in GROUPS]
         table.append([row, *cells])
     return templates.table(["row", *GROUPS], table)
+
+
+def _held(lines: Sequence[Line], group: str) -> str:
+    """Share of sums over the horizon inside the default's intervals, without its own interval."""
+    found = [line for line in lines if line["method"] == DEFAULT and "inside_sums" in line]
+    return _share([line for line in found if line["inside_sums"][group][1]], "inside_sums", group).split(" ")[0]
 
 
 def _share(lines: Sequence[Line], field: str, group: str) -> str:

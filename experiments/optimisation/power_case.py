@@ -126,6 +126,12 @@ class Network:
         square, linear, constant = self.cost_terms.to(u).unbind(-1)
         return (square * power.square() + linear * power + constant).sum(-1)
 
+    def excess(self, u: Tensor) -> Tensor:
+        """Squared excess over bounds and limits, (*batch,), of points u (*batch, n)."""
+        over = (u - self.upper).clamp(min=0).square() + (self.lower - u).clamp(min=0).square()
+        lines = u.new_zeros(()) if self.lines is None else self.lines.excess(u).clamp(min=0).square().sum(-1)
+        return over.sum(-1) + lines
+
     def point(self, solution: np.ndarray) -> Tensor:
         """PYPOWER's solution (*batch, 2 g + 2 b) in MW, MVAr and radians as variables (*batch, n)."""
         g, b = self.generators, self.buses

@@ -3,8 +3,8 @@
     load_i = base_i f_i,    f ~ N(1, C) truncated to 1 +- 0.7 in all coordinates,
     C = (0.7 / 1.645)^2 (0.5 + 0.5 I),    reactive load_i = sign(base_i) load_i tan(arccos(c_i)),    c_i ~ U(0.8, 1).
 
-Line limits are off, as in the published data. Loads that PYPOWER cannot serve are left out. The published file itself
-is drawn by MATLAB, so its instances differ from these; their law is the same.
+In the published data, of case57, no line limits are in effect. Loads that PYPOWER cannot serve are left out. The
+published file itself is drawn by MATLAB, so its instances differ from these; their law is the same.
 """
 
 from __future__ import annotations
@@ -93,13 +93,14 @@ def solved(case: dict[str, Any], active: np.ndarray, reactive: np.ndarray, limit
     return {"found": bool(found["success"]), "solution": point, "cost": float(found["f"]), "seconds": seconds}
 
 
-def made(case: dict[str, Any], path: Path, count: int, seed: int = SEED) -> Loads:
+def made(case: dict[str, Any], path: Path, count: int, limits: bool = False, seed: int = SEED) -> Loads:
     """The first ``count`` served loads; each is appended to a file, from which an interrupted run goes on.
 
     Args:
         case: A case of PYPOWER.
         path: The file, one JSON object for each load.
         count: Number of served loads.
+        limits: Whether line limits count.
         seed: Of the random numbers.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def made(case: dict[str, Any], path: Path, count: int, seed: int = SEED) -> Load
                 break
             if number < len(lines):
                 continue
-            line = {"active": active, "reactive": reactive, **solved(case, active, reactive)}
+            line = {"active": active, "reactive": reactive, **solved(case, active, reactive, limits)}
             lines.append(line)
             file.write(json.dumps(line, default=np.ndarray.tolist) + "\n")
             file.flush()

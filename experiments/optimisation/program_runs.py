@@ -19,7 +19,7 @@ from experiments.optimisation import peers
 from experiments.optimisation.programs import PROGRAMS, Program
 from experiments.optimisation.training import BATCH, Plan, network, train
 
-EPOCHS = 60
+EPOCHS = {"pinet-control": 20}  # 60 for the others
 OURS, OPTIMUM, AFRESH, UPDATED = "probhard", "optimum", "OSQP, set up for each", "OSQP, one factor"
 PINET, TUNED = "Pi-net, 200 iterations", "Pi-net, 50 tuned iterations"
 
@@ -50,7 +50,7 @@ def lines(name: str, quick: bool = False) -> list[dict[str, Any]]:
         model.parameters(),
         lambda chosen: model.loss(training[chosen]) / len(chosen),
         len(training),
-        Plan(1 if quick else EPOCHS),
+        Plan(1 if quick else EPOCHS.get(name, 60)),
         validate,
     )
     best, spent = _clocked(lambda: peers.optima(program, test))

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from tqdm import tqdm
 
-from experiments.optimisation import program_runs
+from experiments.optimisation import power_runs, program_runs
+from experiments.optimisation.power_runs import PLANS
 from experiments.optimisation.programs import PROGRAMS
 from experiments.records import Records
 
-CASES = tuple(PROGRAMS)
+CASES = (*PROGRAMS, *PLANS)
 
 
 def run(records: Records, names: Sequence[str], quick: bool = False) -> None:
@@ -31,7 +32,10 @@ def run(records: Records, names: Sequence[str], quick: bool = False) -> None:
     try:
         for name in tqdm([name for name in names or CASES if name not in done], unit="case"):
             with records.claim(name) as free:
-                if free:
+                if free and name in PROGRAMS:
                     records.append(*program_runs.lines(name, quick))
+                elif free:
+                    plan = power_runs.QUICK if quick else PLANS[name]
+                    records.append(*power_runs.lines(name, records.folder("loads"), plan))
     finally:
         torch.set_num_threads(threads)

@@ -24,7 +24,7 @@ from probhard.method import METHODS, Method, Step
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.correlated import Correlated
 from probhard.pde.operators import VarianceNO
-from probhard.training import fit
+from probhard.training import Schedule, fit
 
 TIMED = 12  # steps of each law
 KEYS = ("problem", "law", "seed", "epochs")
@@ -54,7 +54,7 @@ class Law:
 
 
 WEIGHT = 0.3  # of the functionals
-SECOND = {"epochs": 12, "lr": 1e-2}  # of a second phase
+SECOND = Schedule(12, lr=1e-2, weight_decay=0.0, halvings=2)  # of a second phase
 LAWS = {
     "diagonal": Law({}),
     "errors": Law({}, of="diagonal"),
@@ -135,8 +135,7 @@ class FieldJob:
             content = torch.load(path, weights_only=True)
             model.backbone.load_state_dict(content["state"])
             return model, content["about"]
-        epochs = min(SECOND["epochs"], self._epochs)
-        schedule = replace(case.schedule, **{**SECOND, "epochs": epochs, "halvings": 2, "weight_decay": 0.0})
+        schedule = replace(SECOND, epochs=min(SECOND.epochs, self._epochs))
         done = fit(model, data.train, data.validation, schedule, seed=self.seed, directory=folder, progress=progress)
         about = {**about, "second_phase_seconds": done.seconds}
         with replacing(path) as partial:

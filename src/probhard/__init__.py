@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
     from probhard.model import ConstrainedModel
     from probhard.projection.base import Projector, Solution, Stats
-    from probhard.projection.frozen import FrozenProjection
+    from probhard.projection.frozen import FrozenIterations, FrozenProjection
     from probhard.projection.layer import DPPL
     from probhard.projection.projected import Projected
     from probhard.score import (
@@ -183,7 +183,7 @@ __all__ += ["ConstrainedModel"]
 _defined_in("model")
 __all__ += ["Projector", "Solution", "Stats"]
 _defined_in("projection.base")
-__all__ += ["FrozenProjection"]
+__all__ += ["FrozenIterations", "FrozenProjection"]
 _defined_in("projection.frozen")
 __all__ += ["DPPL"]
 _defined_in("projection.layer")

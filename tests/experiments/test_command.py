@@ -21,7 +21,7 @@ for message in run(Request(sys.argv[1], Path(sys.argv[2]), render=True)):
 """
 
 
-@pytest.mark.parametrize("table", ["forecasting", "conformal", "timing", "first-order", "speed"])
+@pytest.mark.parametrize("table", ["forecasting", "conformal", "timing", "first-order", "alarms", "speed"])
 def test_pages_without_gluonts_and_lightning(tmp_path: Path, table: str) -> None:
     for path in (ROOT / "results").glob("*.jsonl"):
         shutil.copy(path, tmp_path)

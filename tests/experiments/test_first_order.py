@@ -34,7 +34,7 @@ def test_unknown_groups_are_rejected(tmp_path: Path) -> None:
 
 def test_every_case_is_feasible_to_project() -> None:
     every = list(cases(GROUPS))
-    assert len({(case.group, case.setting, case.spread) for case in every}) == len(every) == 43
+    assert len({(case.group, case.setting, case.spread) for case in every}) == len(every) == 61
     for case in cases(GROUPS, quick=True):
         draws = case.exact(5)
         assert draws.shape == (5, len(case.mean))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,28 @@ def test_power_flow_is_projected_on_its_constraint(power) -> None:
     assert bool(solution.stats.converged.all())
     assert float(constraint.violation(solution.value).max()) < 1e-9
     assert network.cost(solution.value).shape == (3,)
+
+
+def test_a_power_network_is_run_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("pypower")
+    from probhard.cli import main
+
+    arguments = ["bench", "optimisation", "--quick", "--problems", "case9", "--output", str(tmp_path)]
+    assert main(arguments) == 0
+    folder = tmp_path / "quick"
+    lines = {line["way"]: line for line in map(json.loads, (folder / "optimisation.jsonl").read_text().splitlines())}
+    assert lines["probhard"]["equality"] < 1e-9
+    assert lines["probhard"]["inequality"] < 1e-9
+    assert lines["the network alone"]["equality"] > 1e-3
+    assert lines["PYPOWER"]["gap"] == pytest.approx(0, abs=1e-6)
+    page = (folder / "optimisation.md").read_text()
+    assert "| case9 | PYPOWER |" in page
+    assert "## Quadratic programs" in page
+    assert (folder / "optimisation.png").stat().st_size > 5_000
+    saved = (folder / "optimisation.jsonl").read_bytes()
+    assert main(arguments) == 0  # what is done is not run again
+    assert (folder / "optimisation.jsonl").read_bytes() == saved
+    assert "Written" in capsys.readouterr().out
 
 
 def test_unknown_cases_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -45,7 +45,7 @@ def test_a_job_gives_all_rows_at_all_origins(small: RollingSet, tmp_path: Path) 
         assert ("inside_sums" in line) == (line["method"] not in RIVALS)
     assert list((tmp_path / "fits").glob("ets-*.npz"))
     page = rolling_tables.render(lines)
-    assert "Not run yet: Labour" in page
+    assert "not at all origins: Labour" in page
     assert "| probhard |" in page
     assert "{" not in page
 

@@ -190,8 +190,8 @@ def test_resample_replaces_only_failed_draws():
     draws = again.sample((60,), torch.Generator().manual_seed(0))
     assert STUCK.violation(draws).max() <= 1e-9
     assert torch.equal(draws[~failed], some[~failed])
-    with pytest.raises(ph.ConvergenceError, match="draws"):
-        ph.DPPL()(dist, STUCK).sample((60,), torch.Generator().manual_seed(0))
+    with pytest.raises(ph.ConvergenceError, match="of 60 points"):
+        ph.DPPL(on_failure="raise")(dist, STUCK).sample((60,), torch.Generator().manual_seed(0))
 
 
 def test_functions_that_are_wrong_are_named():

@@ -56,3 +56,50 @@ def test_freeze_takes_a_dtype(tmp_path):
     np.testing.assert_allclose(actual, frozen(z).numpy(), atol=1e-12)
     with pytest.raises(ph.ParameterError, match="dtype"):
         frozen(z.float())
+
+
+N = 8
+POLYHEDRA = {
+    "simplex": lambda: ph.Simplex(),
+    "turnover": lambda: ph.Simplex() & ph.L1Ball(0.5, torch.full((N,), 1 / N)),
+    "monotone": lambda: ph.Monotone() & ph.Box(-0.5, 0.5),
+    "rows": lambda: ph.LinearInequality(torch.randn(5, N), torch.ones(5)) & ph.NonNegative(),
+}
+
+
+@pytest.mark.parametrize("name", list(POLYHEDRA))
+def test_iterations_in_onnxruntime(name, tmp_path):
+    constraint = POLYHEDRA[name]()
+    frozen = ph.DPPL("orthogonal", iterations=100).freeze(constraint, variables=N)
+    program = session(frozen, torch.randn(2, N), tmp_path / "model.onnx")
+    for batch in (1, 6):
+        z = torch.randn(batch, N)
+        value, residual = run(program, z)
+        exact = ph.DPPL("orthogonal").project(z, constraint).value.numpy()
+        np.testing.assert_allclose(value, exact, atol=2e-3)
+        assert residual.shape == (batch,)
+        np.testing.assert_allclose(value, frozen(z)[0].numpy(), atol=1e-5)
+        np.testing.assert_allclose(residual, constraint.violation(torch.from_numpy(value)).numpy(), atol=1e-5)
+        assert residual.max() < 2e-3
+
+
+def test_more_iterations_have_smaller_residuals():
+    z, constraint, worst = torch.randn(50, N, dtype=torch.float64), ph.Monotone() & ph.Box(-0.5, 0.5), []
+    for iterations in (10, 50, 250):
+        frozen = ph.DPPL("orthogonal", iterations=iterations).freeze(constraint, torch.float64, variables=N)
+        worst.append(float(frozen(z)[1].max()))
+    assert worst[2] < 1e-2 * worst[1]
+    assert worst[1] < worst[0]
+
+
+def test_freezing_needs_one_set_of_known_size():
+    layer = ph.DPPL("orthogonal", iterations=10)
+    with pytest.raises(ph.ParameterError, match="variables=n"):
+        layer.freeze(ph.Simplex())
+    with pytest.raises(ph.ParameterError, match="batch"):
+        layer.freeze(ph.Simplex(torch.ones(3)), variables=N)
+    with pytest.raises(ph.ParameterError, match="iterations"):
+        ph.DPPL("orthogonal").freeze(ph.NonNegative(), variables=N)
+    value, residual = layer.freeze(ph.NonNegative(), variables=N)(torch.randn(3, N))
+    assert value.min() >= -residual.max()
+    assert residual.max() < 0.1

@@ -69,7 +69,7 @@ def cross_validation(
             model.fit(train)
         else:
             model.update(train)
-        columns = {names["target_col"]: test.values, **summary(model.sample(steps), model.model, level or ())}
+        columns = {names["target_col"]: test.observed, **summary(model.sample(steps), model.model, level or ())}
         table = to_long(columns, data.names, test.index, None, data.place, **names)
         stamps = to_long(np.zeros((1, 1)), data.names[:1], train.index[-1:], None, data.place, **names)
         table.insert(2, "cutoff", stamps[names["time_col"]].iloc[0])

@@ -53,6 +53,8 @@ def inverse(gram: Tensor, gate: Tensor) -> Tensor:
 class Inverse(torch.autograd.Function):
     """``(K + E)^-1``."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(gram: Tensor, gate: Tensor) -> Tensor:
         return inverse(gram, gate)
@@ -70,6 +72,8 @@ class Inverse(torch.autograd.Function):
 
 class Cavity(torch.autograd.Function):
     """Means, squared scales and stiffnesses (3, B, r) of the fields, from K, V, m, E, a and n."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Tensor) -> Tensor:

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from probhard._util.tensors import broadcast
 from probhard.constraints.nonlinear import check_start
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
-from probhard.projection.base import Options, Projector, Solution
+from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.curved_faces import FaceSearch, masked_weight
 from probhard.projection.curved_functions import JointFunction
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
+from probhard.projection.nonlinear_diagnosis import Attempt
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import finished, within
 from probhard.tangent import Differential
@@ -60,6 +61,7 @@ class CurvedProjector(Projector):
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
         self.has_equalities = True
         self.local = parts.nonlinear is not None or not all(part.convex for part in parts.curved)
+        self.attempt: Attempt | None = None
         self.function = JointFunction(parts, self.weight.new_empty(0))
         self.search = FaceSearch(self.function, options.hessian or bool(parts.curved), options.restarts)
 
@@ -80,12 +82,16 @@ class CurvedProjector(Projector):
         bound = torch.where(side[..., :n] < 0, lower, upper)
         point = torch.where(free[..., :n], double, torch.where(torch.isfinite(bound), bound, 0.0))
         slack = iterates.u[..., n:]
+        self.attempt = Attempt(equation, torch.cat([point.detach(), slack], -1), inner.weight.diagonal(), iterates)
         whole = torch.cat([point, torch.zeros_like(slack)], -1)
         value = inner.attached(whole, iterates)[..., :n]
         value = torch.where(free[..., :n], value, point)
         value = within(value, double, lower, upper)
         tangent = MaskedTangent(NonlinearTangent(inner, whole, torch.cat([value, slack], -1), iterates), free, n)
         return finished(self.parts, z, value, tangent, iterates.steps, face.settled, self.local)
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        return None if self.attempt is None else self.attempt.explained(stats)
 
     def projected_shape(self, base: LocationScale) -> torch.Size:
         batch = broadcast(base.loc.shape[:-1], self.weight.shape[:-1], self.parts.batch_shape)

@@ -100,24 +100,25 @@ class IteratedProjector(Projector):
         if torch.is_grad_enabled():
             traced = base - matvec(reduction.columns, face.solve(problem.gram, problem.value))
             u = u + (traced - traced.detach())
-        tangent = IteratedTangent(reduction, problem, face)
-        return self._finished(z, self._placed(u.to(z.dtype), z), tangent, error, problem.value)
+        u = self._placed(u.to(z.dtype), z)
+        with torch.no_grad():
+            stats = self._stats(z, u, error, problem.value)
+        return Solution(u, IteratedTangent(reduction, problem, face), stats)
 
     def _placed(self, u: Tensor, z: Tensor) -> Tensor:
         """Points moved to a bound within rounding; gradients are unchanged."""
         if self.parts.box is None:
             return u
         with torch.no_grad():
-            clipped = torch.minimum(torch.maximum(u, self.parts.box.lower.to(u)), self.parts.box.upper.to(u))
-            size = torch.maximum(z.abs().amax(-1, keepdim=True), u.abs().amax(-1, keepdim=True))
-            near = (clipped - u).abs() <= ROUNDING * torch.finfo(u.dtype).eps * size
-            shift = torch.where(near, clipped - u, 0.0)
+            near = ROUNDING * torch.finfo(u.dtype).eps * _size(z, u)
+            placed = u
+            for bound in (self.parts.box.lower.to(u), self.parts.box.upper.to(u)):
+                placed = torch.where((u - bound).abs() <= near, bound, placed)
+            shift = placed - u
         return u + shift
 
-    @torch.no_grad()
-    def _finished(self, z: Tensor, u: Tensor, tangent: Differential, error: Tensor, value: Tensor) -> Solution:
-        size = torch.maximum(z.abs().amax(-1, keepdim=True), u.abs().amax(-1, keepdim=True))
-        parts = self.parts
+    def _stats(self, z: Tensor, u: Tensor, error: Tensor, value: Tensor) -> Stats:
+        parts, size = self.parts, _size(z, u)
         residual = u.new_zeros(u.shape[:-1])
         for part in (parts.linear, parts.box, *parts.inequalities, *parts.shapes):
             if part is not None:
@@ -125,8 +126,12 @@ class IteratedProjector(Projector):
         residual = residual.nan_to_num(torch.inf)
         scale = torch.maximum(value.abs(), 1e-6 * size * self.reduction.scale).amax(-1).clamp(min=TINY)
         stationary = error <= STATIONARY[z.dtype] * scale
-        steps = torch.full(u.shape[:-1], self.iterations, dtype=torch.int64, device=u.device)
-        return Solution(u, tangent, Stats(steps, residual, stationary & (residual <= TOLERANCE[z.dtype])))
+        steps = torch.full_like(residual, self.iterations, dtype=torch.int64)
+        return Stats(steps, residual, stationary & (residual <= TOLERANCE[z.dtype]))
+
+
+def _size(z: Tensor, u: Tensor) -> Tensor:
+    return torch.maximum(z.abs().amax(-1, keepdim=True), u.abs().amax(-1, keepdim=True))
 
 
 class IteratedTangent(Differential):

@@ -32,7 +32,7 @@ from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
 from probhard.projection.eager import breaks_graph, outside
-from probhard.projection.frozen import FrozenProjection
+from probhard.projection.frozen import FrozenIterations, FrozenProjection, frozen
 from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
 from probhard.projection.second_order import second_order
@@ -149,7 +149,9 @@ class DPPL(nn.Module):
         """How the moments are computed."""
         rule = projector.mean_field
         if self.covariance == "auto":
-            return "mean-field" if rule is not None and rule.cheap and rule.fits(base) else projector.moments_from
+            # not in a traced graph, where its steps would be unrolled
+            suits = rule is not None and checking() and rule.cheap and rule.fits(base)
+            return "mean-field" if suits else projector.moments_from
         if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
             raise ParameterError(
                 f"covariance='mean-field' got the constraint {constraint!r} and a {base.family.name} law.",
@@ -211,27 +213,41 @@ class DPPL(nn.Module):
             cov = None if self.metric.fixed else Diagonal(samples.var(0))
             return self._policy.solved(self._projector(samples, cov, constraint), samples)
 
-    def freeze(self, constraint: Constraint, dtype: torch.dtype | None = None) -> FrozenProjection:
-        """Projection on shared linear rows as one matrix product, for export.
+    def freeze(
+        self, constraint: Constraint, dtype: torch.dtype | None = None, variables: int | None = None
+    ) -> FrozenProjection | FrozenIterations:
+        """The projection on one set under a fixed metric as a module of buffers and products, for export.
 
         Args:
-            constraint: A ``LinearEquality``.
-            dtype: Of the matrix and of the points; torch's default dtype if None, as for the layers of a model.
+            constraint: A ``LinearEquality``; with ``iterations``, any polyhedral set.
+            dtype: Of the buffers and of the points; torch's default dtype if None, as for the layers of a model.
+            variables: Their number n, for sets that fit any number.
+
+        Returns:
+            A module that maps points (*batch, n) to their projections; with inequalities also to their residuals.
 
         Raises:
-            ParameterError: The metric is not fixed, or the constraint is not a LinearEquality.
+            ParameterError: The metric is not fixed, the constraint is not of these kinds, or n is not known.
         """
-        if not self.metric.fixed or not isinstance(constraint, LinearEquality):
+        alone = isinstance(constraint, LinearEquality)
+        if not self.metric.fixed or not (alone or self.iterations):
             raise ParameterError(
                 f"freeze() got the metric {type(self.metric).__name__} and a {type(constraint).__name__}.",
-                "Only a fixed metric and linear rows have one matrix for all inputs.",
-                "Use metric='orthogonal' or a DiagonalMetric, LowRankMetric or DenseMetric.",
+                "Only a fixed metric has the same matrices for all inputs, and inequalities need iterations.",
+                "Use metric='orthogonal', a DiagonalMetric, LowRankMetric or DenseMetric, and DPPL(iterations=K).",
             )
-        like = torch.zeros(constraint.variables, dtype=torch.float64, device=constraint.b.device)
+        n = constraint.variables if variables is None else variables
+        if n is None:
+            raise ParameterError(
+                f"freeze() got {constraint!r}, which fits any number of variables.",
+                "Buffers have a fixed size.",
+                "Pass variables=n.",
+            )
+        like = torch.zeros(n, dtype=torch.float64)
         with torch.no_grad():
-            solution = self._projector(like, None, constraint).solve(like)
-            matrix = solution.tangent.apply(torch.eye(constraint.variables).to(like)).mT
-        return FrozenProjection(matrix.contiguous(), solution.value).to(dtype or torch.get_default_dtype())
+            options = Options(iterations=self.iterations)
+            made = frozen(constraint, n, self.metric.weight(like, None), options)
+        return made.to(dtype or torch.get_default_dtype())
 
     def _projector(
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None

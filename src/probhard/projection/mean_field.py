@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.numerics import TINY, floored
-from probhard._util.tensors import broadcast, safe_sqrt
+from probhard._util.tensors import broadcast, checking, safe_sqrt
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
@@ -163,7 +163,8 @@ class _Problem:
         """Means and scales (*batch, n) of all variables without clipping; not computed where none is asked for."""
         n = self.loc.shape[-1]
         mean, variance = self.loc.expand(*self.batch, n), self.spread.expand(*self.batch, n)
-        every = not len(self.rows.rest) and fields.index.shape[-1] == self.scale.shape[-1] and bool(fields.used.all())
+        every = not len(self.rows.rest) and fields.index.shape[-1] == self.scale.shape[-1]
+        every = every and (not checking() or bool(fields.used.all()))
         if every or not fields.index.shape[-1]:
             return mean, safe_sqrt(variance)
         multiplier, response, cov = (x.reshape(*self.batch, *x.shape[1:]) for x in fields.multipliers())

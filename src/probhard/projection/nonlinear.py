@@ -19,9 +19,10 @@ from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import broadcast, checking, divide, matvec, safe_sqrt
 from probhard.constraints.equality import LinearEquality
 from probhard.constraints.nonlinear import NonlinearEquality, check_start
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.nonlinear_diagnosis import Attempt
 from probhard.rows.redundant import RedundantRows
 from probhard.solvers import sqp
 from probhard.solvers.linearised import Linearised, revealed
@@ -57,6 +58,7 @@ class NonlinearProjector(Projector):
         self.exact = options.exact
         self.weight = weight.to(torch.float64)
         self.first: Tangent | None = None
+        self.attempt: Attempt | None = None
         if linear is not None:
             self.first = tangent_of(linear.system, self.weight)
             if options.validate and checking():
@@ -92,6 +94,7 @@ class NonlinearProjector(Projector):
         iterates = sqp.solve(
             self.curved, point.detach(), _detached(self.weight), guess, options.hessian, options.restarts
         )
+        self.attempt = Attempt(self.curved, point.detach(), _detached(self.weight).diagonal(), iterates)
         value = self.attached(point, iterates)
         converged, residual = iterates.converged, iterates.residual
         if self.linear is not None:
@@ -99,6 +102,9 @@ class NonlinearProjector(Projector):
             converged = converged & (residual <= TOLERANCE[torch.float64])
         stats = Stats(iterates.steps, residual, converged, self.local)
         return Solution(value.to(z.dtype), NonlinearTangent(self, point, value, iterates), stats)
+
+    def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
+        return None if self.attempt is None else self.attempt.explained(stats)
 
     def attached(self, z: Tensor, iterates: Iterates) -> Tensor:
         """The nearest points with gradients in z, in the weight and in the constraint's data.

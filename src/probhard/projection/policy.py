@@ -134,13 +134,16 @@ class Policy:
 
     def error(self, stats: Stats, projector: Projector, z: Tensor, what: str) -> ProbhardError:
         """The error for points z, or draws, that failed."""
-        explained = projector.explain(z, stats)
-        if explained is not None:
-            return explained
+        error = projector.explain(z, stats) or self._unexplained(stats, what)
+        if self.on_failure != "retry" or not isinstance(error, ConvergenceError):
+            return error
+        recent = self.failures
+        share = f"Of the last {recent.count:,} points {100 * recent.share:.3g} % failed, from all starts."
+        return ConvergenceError(error.what, f"{share} {error.why}", error.fix)
+
+    @staticmethod
+    def _unexplained(stats: Stats, what: str) -> ConvergenceError:
         why = "A point that is infeasible is never returned as a feasible one."
-        if self.on_failure == "retry":
-            recent = self.failures
-            why += f" Of the last {recent.count:,} points {100 * recent.share:.3g} % failed, from all starts."
         return ConvergenceError(
             failure(stats, what),
             why,
@@ -148,9 +151,8 @@ class Policy:
         )
 
     def _empty(self, stats: Stats, projector: Projector, z: Tensor) -> bool:
-        """Whether a failure has a proven cause that no other start can change."""
-        explained = projector.explain(z, stats)
-        return explained is not None and not isinstance(explained, ConvergenceError)
+        """Whether a failure has a proven cause that no other start can change: never on sets that are not convex."""
+        return not projector.local and projector.explain(z, stats) is not None
 
 
 def blanked(value: Tensor, failed: Tensor | None) -> Tensor:

@@ -22,12 +22,13 @@ from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import empty_set, matrix_of
+from probhard.projection.l1_search import search
 from probhard.projection.lifting import Polyhedron, polyhedron
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import Parts
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.sparse import SparseRows
-from probhard.solvers import active_set, single_row
+from probhard.solvers import single_row
 from probhard.solvers.quadratic import HELD, Faces, QuadraticProblem
 from probhard.tangent.base import Differential
 from probhard.tangent.linear import DiagonalTangent
@@ -175,7 +176,7 @@ class FaceProjector(Projector):
         problem = QuadraticProblem(system.core, right, z, weight, natural, lower, upper, costed, linear)
         if isinstance(system.core, DisjointRows) and self.set.costs is None:
             return single_row.solve(problem)
-        return active_set.solve(problem)
+        return search(self.parts, problem)
 
     def _held(self, points: Points, faces: Faces, side: Tensor) -> Tensor:
         """The points with held variables at their bounds and auxiliary ones, which cost nothing, at their values."""

@@ -95,11 +95,23 @@ def solve(
     promising = flat.left * flat.rate**MORE <= STATIONARY
     if bool((promising & ~flat.done).any()) and problem.select(promising.nonzero().squeeze(-1)) is not None:
         flat = _round(problem, flat, promising & ~flat.done, Round(MORE, False))
+    best = flat
     for each in rounds(problem, restarts):
         if bool(flat.done.all()):
             break
+        if each.start is not None:
+            best = flat if each.start == 0 else _better(flat, best)
         flat = _round(problem, flat, ~flat.done, each)
+    if restarts is not None and not bool(flat.done.all()):
+        flat = _better(flat, best)
     return flat.map(lambda value: value.unflatten(0, lead))
+
+
+def _better(one: Iterates, two: Iterates) -> Iterates:
+    """Of two attempts those that are done, else with the smaller residual, else nearer to stationary."""
+    first, second = one.residual.clamp(min=ACCEPTED), two.residual.clamp(min=ACCEPTED)
+    keep = one.done | (first < second) | ((first == second) & (one.left <= two.left))
+    return one.kept(keep, replace(two, steps=one.steps))
 
 
 def _round(problem: EqualityProblem, flat: Iterates, open_: Tensor, each: Round) -> Iterates:

@@ -19,6 +19,7 @@ from probhard.forecasting.models.classical import BaseForecast
 
 STEPS = 72  # steps that the past windows hold together
 FEWEST, LEAST, MOST = 3, 6, 24  # windows: without overlap, wanted for long horizons and for short ones
+MANY = 5_000  # series above which there are few windows
 SEASONS = 2  # whole seasons before the first origin
 
 
@@ -87,10 +88,11 @@ def past_origins(data: HierarchicalData, horizon: int, count: int | None = None)
     Args:
         data: The history.
         horizon: Rows of a window.
-        count: Number of windows; by default from 6 to 24, by the horizon.
+        count: Number of windows; by default from 6 to 24, by the horizon, and 3 for very many series.
     """
     rows = len(data.index)
-    wanted = count or int(np.clip(-(-STEPS // horizon), LEAST, MOST))
+    usual = int(np.clip(-(-STEPS // horizon), LEAST, MOST)) if len(data.names) <= MANY else FEWEST
+    wanted = count or usual
     first = max(rows // 2, SEASONS * data.season + 2)
     span = rows - horizon - first
     if span < 0:

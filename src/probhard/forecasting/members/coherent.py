@@ -33,7 +33,6 @@ from probhard.score import crps
 
 FEW = 3.0  # windows at which scales are halfway between 1 and their best
 RECENT, FEWEST, SMALLEST = 60, 8, 0.1  # rows of recent errors, least number of them, and least factor
-LARGE = 5_000  # nodes above which errors of series count as independent
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,9 @@ def groups(data: HierarchicalData) -> np.ndarray:
 
 def law_of(base: BaseForecast, scales: Sequence[float] = (1.0, 1.0, 1.0), correlation: bool = True) -> PathLaw:
     """The law of a base forecast, with scaled deviations."""
-    past = base.data.values - base.fitted
+    past = base.data.observed - base.fitted
     factor = np.asarray(scales)[groups(base.data)] * robust_factor(past, base.data.season)
-    errors = torch.from_numpy(past) if correlation and len(base.data.names) <= LARGE else None
+    errors = torch.from_numpy(past) if correlation else None
     return PathLaw.of_errors(torch.from_numpy(base.mean), torch.from_numpy(base.stddev * factor), errors)
 
 

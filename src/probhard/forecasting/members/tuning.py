@@ -78,7 +78,7 @@ def tune_pool(
         origins: Past origins; none leaves everything at its prior.
         recipe: Which parts are learned.
     """
-    targets = [data.values[end : end + horizon] for end in origins]
+    targets = [data.observed[end : end + horizon] for end in origins]
     used = [k for k, y in enumerate(targets) if np.nansum(np.abs(y)) > 0]
     targets, count = [targets[k] for k in used], len(used)
     if count < len(origins):

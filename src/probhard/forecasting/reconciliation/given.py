@@ -227,12 +227,11 @@ class Forecasts:
         check_choice("covariance", covariance, COVARIANCES)
         if self.certain or self.draws is not None or self.covariance is not None:
             return self
-        spread = torch.from_numpy(self.spread)
-        spread = floored(torch.zeros_like(spread) if self.mean is None else torch.from_numpy(self.mean), spread)
+        mean = np.zeros(self.shape) if self.mean is None else self.mean
+        spread = floored(torch.from_numpy(mean), torch.from_numpy(self.spread))
         correlation: Factored | None = None
         if covariance == "errors":
-            correlation = self.error_correlation
-            if correlation is None:
+            if (correlation := self.error_correlation) is None:
                 raise ParameterError(
                     "The covariance of errors was asked for, and there are no past errors.",
                     f"Correlations are estimated from at least {FEWEST} of them.",
@@ -240,8 +239,8 @@ class Forecasts:
                 )
         elif covariance == "hierarchy":
             correlation = along_hierarchy(spread.numpy(), hierarchy)
-        errors = None if self.errors is None else torch.from_numpy(self.errors)
-        rho = 0.0 if covariance == "independent" else implied_rho(spread, errors)
+        known = None if self.errors is None else torch.from_numpy(self.errors)
+        rho = 0.0 if covariance == "independent" else implied_rho(spread, known)
         return replace(self, correlation=correlation, rho=rho, covariance=covariance)
 
     def summed(

@@ -41,7 +41,7 @@ from probhard.laws.covariance import Identity
 from probhard.score import crps
 from probhard.tangent.linear import Tangent, tangent_of
 
-STRENGTH = 0.3  # of the pull to the prior, chosen on windows before those of the published tables
+STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
 STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
 LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1

@@ -1,0 +1,52 @@
+"""What an error says of a nonlinear projection that failed: kink, rank, or no feasible point."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import probhard as ph
+
+
+def single(fn) -> ph.NonlinearEquality:
+    return ph.NonlinearEquality(lambda u: fn(u).unsqueeze(-1))
+
+
+def failed(constraint, z, match, **options) -> None:
+    with pytest.raises(ph.ConvergenceError, match=match):
+        ph.DPPL("orthogonal", **options).project(torch.tensor(z), constraint)
+
+
+NOWHERE = single(lambda u: u.square().sum(-1) + 1)
+
+
+@pytest.mark.parametrize("how", ["retry", "raise", "resample"])
+def test_no_feasible_point(how):
+    failed(NOWHERE, [[1.0, 2.0]], "no feasible point was found", on_failure=how)
+    failed(NOWHERE & ph.NonNegative(), [[1.0, 2.0]], "no feasible point was found", on_failure=how)
+    both = single(lambda u: u.square().sum(-1) - 1) & single(lambda u: u.square().sum(-1) - 4)
+    failed(both, [[1.0, 2.0]], "no feasible point was found", on_failure=how)
+
+
+def test_data_of_the_failed_point_decide():
+    sphere = ph.NonlinearEquality(lambda u, r: u.square().sum(-1, keepdim=True) - r, (torch.tensor([[1.0], [-1.0]]),))
+    failed(sphere, [[1.0, 2.0], [1.0, 2.0]], "1 of 2 points .* Failed: 1. Point 1 .* no feasible", on_failure="raise")
+
+
+def test_kinks():
+    flat = single(lambda u: torch.maximum(u[..., 0], u[..., 1]) - 1)
+    failed(flat, [[2.0, 2.1]], "kink at a feasible point")
+    failed(single(lambda u: u[..., 0].abs() + 0.5 + 0 * u[..., 1]), [[1.0, 1.0]], "kink at a point where .h. is 0.5")
+
+
+def test_a_set_without_a_tangent():
+    tip = ph.NonlinearEquality(lambda u: torch.stack([u[..., 0] ** 2 - u[..., 1] ** 3, u[..., 1]], -1))
+    failed(tip, [[1.0, -1.0]], "rank-deficient at the point that was reached: rank 1 of 2")
+
+
+def test_smooth_pieces_of_functions_with_kinks_are_solved():
+    octagon = single(lambda u: u.abs().sum(-1) - 1)
+    z = torch.tensor([[2.0, 1.5], [0.4, 0.3], [-1.0, 0.9]])
+    solution = ph.DPPL("orthogonal").project(z, octagon)
+    assert solution.stats.converged.all()
+    torch.testing.assert_close(solution.value, z.sign() * (z.abs() + (1 - z.abs().sum(-1, keepdim=True)) / 2))
