@@ -87,7 +87,8 @@ class Backtest:
         names, levels = list(self.scores), list(self.tests[-1].levels)
         width = max(14, *(len(level) + 2 for level in levels))
         first, last = self.tests[0].index[0], self.tests[-1].index[-1]
-        lines = [f"CRPS, % of values, mean of {len(self.tests)} windows, {first} to {last}:"]
+        windows = "1 window" if len(self.tests) == 1 else f"{len(self.tests)} windows"
+        lines = [f"CRPS, % of values, mean of {windows}, {first} to {last}:"]
         heads = [name.replace("AutoETS", "ETS") for name in names]
         lines.append(" " * width + "".join(f"{head:>18s}" for head in heads))
         for level in ("All nodes", *levels):

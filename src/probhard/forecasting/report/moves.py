@@ -66,7 +66,8 @@ def moves_of(pool: PooledForecast, data: HierarchicalData, draws: np.ndarray, li
     moves = {}
     for node, part in pulls.items():
         after = np.nanmean(draws[..., node]) if limited else base[node] + part.sum()
-        moves[node] = _move(float(base[node]), float(after), part, data.names)
+        names = [f"{name} itself" if i == node else name for i, name in enumerate(data.names)]
+        moves[node] = _move(float(base[node]), float(after), part, names)
     return moves
 
 
