@@ -48,6 +48,7 @@ ABLATIONS = {
     "without learned metric": PoolRecipe(metric=MetricWeights()),
     "without correlation": PoolRecipe(correlation=False),
     "without scales and factor": PoolRecipe(scales=False, factor=False),
+    "without learned steps": PoolRecipe(steps=False),
 }
 ORDER = (  # cheap sets first
     *("tourism", "swiss_stays", "ercot_hourly", "aus_births", "nsw_offences"),

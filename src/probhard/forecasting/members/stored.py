@@ -87,7 +87,9 @@ def read_pool(
         made.append(one if record["kind"] != "deepvar" else replace(one, state=network))
     learned = content["learned"]
     tuned = {
-        name: Tuned(tuple(one["scales"]), None if one["metric"] is None else MetricWeights(**one["metric"]))
+        name: Tuned(
+            tuple(one["scales"]), None if one["metric"] is None else MetricWeights(**one["metric"]), one.get("rho")
+        )
         for name, one in learned["members"].items()
     }
     numbers = TunedPool(tuned, learned["weights"], learned["factor"], learned["windows"], learned["scores"])
