@@ -36,7 +36,11 @@ def test_data_of_the_failed_point_decide():
 def test_kinks():
     flat = single(lambda u: torch.maximum(u[..., 0], u[..., 1]) - 1)
     failed(flat, [[2.0, 2.1]], "kink at a feasible point")
-    failed(single(lambda u: u[..., 0].abs() + 0.5 + 0 * u[..., 1]), [[1.0, 1.0]], "kink at a point where .h. is 0.5")
+    failed(
+        single(lambda u: u[..., 0].abs() + 0.5 + 0 * u[..., 1]),
+        [[1.0, 1.0]],
+        r"(kink at a point where|out of steps at) .h. (is|=) 0.5",
+    )  # on the kink, or near it
 
 
 def test_a_set_without_a_tangent():

@@ -149,8 +149,9 @@ class DPPL(nn.Module):
         """How the moments are computed."""
         rule = projector.mean_field
         if self.covariance == "auto":
-            # not in a traced graph, where its steps would be unrolled
-            suits = rule is not None and checking() and rule.cheap and rule.fits(base)
+            # instead of draws only: clipped marginals are faster. Not in a traced graph, where its steps are unrolled
+            drawn = projector.moments_from == "monte-carlo" and checking()
+            suits = drawn and rule is not None and rule.cheap and rule.fits(base)
             return "mean-field" if suits else projector.moments_from
         if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
             raise ParameterError(

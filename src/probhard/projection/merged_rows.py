@@ -61,7 +61,7 @@ def _merged(parts: Parts, like: Tensor) -> MergedRows:
     every, least, most = np.concatenate(rows), joined([x for x, _ in sides]), joined([x for _, x in sides])
     group, factor = _parallel(every)
     scale = torch.from_numpy(factor).to(like)
-    ends = torch.stack([least / scale, most / scale])
+    ends = torch.stack(torch.broadcast_tensors(least / scale, most / scale))
     least, most = ends.amin(0), ends.amax(0)  # a negative factor swaps them
     index = torch.from_numpy(group).to(like.device).expand(least.shape)
     count = int(group.max(initial=-1)) + 1

@@ -77,9 +77,11 @@ def cause(equation: NonlinearEquality, u: Tensor, z: Tensor, weight: Tensor, res
     jump = min(_jump(equation, u, distance * size) for distance in (NEARBY, CLOSER))
     h = equation.residual(u)[0]
     root = weight[0].sqrt()
-    rows, around = equation.jacobian(u)[0] * root, _around(equation, u, z, AROUND * size) * root
+    nearby = _around(equation, u, z, AROUND * size)
+    rows, around = equation.jacobian(u)[0] * root, nearby * root
     rank, unreached, step = _linear(rows, around.norm(dim=-1).amax(0), h)
-    feasible = residual <= ACCEPTED
+    usual = size * nearby.norm(dim=-1).amax(0)  # sizes of h around the point: at a tip all terms of h vanish
+    feasible = residual <= ACCEPTED or bool((h.abs() <= ACCEPTED * usual).all())
     if jump > JUMP:
         where = "a feasible point" if feasible else f"a point where |h| is {float(h.abs().max()):.3g}"
         return (
