@@ -135,7 +135,11 @@ class PooledForecast:
             "windows": tuned.windows,
             "scores": tuned.scores,
             "members": {
-                name: {"scales": list(one.scales), "metric": None if one.metric is None else vars(one.metric)}
+                name: {
+                    "scales": list(one.scales),
+                    "metric": None if one.metric is None else vars(one.metric),
+                    "rho": one.rho,
+                }
                 for name, one in tuned.members.items()
             },
         }
