@@ -108,9 +108,9 @@ class CoupledProjector(Projector):
         stiff = torch.cat([natural[..., :costs], natural[..., costs:] * self.stiffness], -1)
         centre = torch.zeros_like(lower)
         faces = self._faces(matrix, right, centre, stiff, natural, lower, upper)
-        side = faces.side.reshape(*lead, -1)
+        side = faces.side.reshape(*lead, faces.side.shape[-1])
         free, bound = side == 0, torch.where(side < 0, lower, upper)
-        around = faces.value.reshape(*lead, -1)[..., costs:]
+        around = faces.value.reshape(*lead, faces.value.shape[-1])[..., costs:]
         if self.costs is not None:
             around = around - stiff[..., costs:] * joined([*self.costs, around.new_zeros(len(self.bounded))])
         middle = torch.cat([centre[..., :costs], around], -1)

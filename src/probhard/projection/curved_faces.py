@@ -54,7 +54,7 @@ class FacePoints:
     def reshaped(self, lead: torch.Size) -> FacePoints:
         """The points with their first dimension split into ``lead``."""
         iterates = self.iterates.map(lambda x: x.reshape(torch.Size((*lead, *x.shape[1:]))))
-        return FacePoints(self.side.reshape(*lead, -1), iterates, self.settled.reshape(lead))
+        return FacePoints(self.side.reshape(*lead, self.side.shape[-1]), iterates, self.settled.reshape(lead))
 
 
 @dataclass(frozen=True)
