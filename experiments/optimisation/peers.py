@@ -200,12 +200,11 @@ class Pinet:
             more = {"n_iter": settings.forward, "n_iter_bwd": settings.backward}
             return layer.call(y_raw=instance, sigma=settings.sigma, omega=settings.omega, **more)[0].x
 
-        @jax.jit
-        def both(points: Any, right: Any, slopes: Any) -> Any:
+        def pulled_back(points: Any, right: Any, slopes: Any) -> Any:
             value, pull = jax.vjp(lambda z: projected(z, right), points)
             return value, pull(slopes)[0]
 
-        forward = jax.jit(projected)
+        forward, both = jax.jit(projected), jax.jit(pulled_back)
 
         def columns(x: Tensor) -> Any:
             return jnp.asarray(x.detach().numpy())[..., None]
