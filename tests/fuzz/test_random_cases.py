@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from experiments.reliability.trial import trial
 
-pytest.importorskip("cvxpy")
 CASES = range(60)
 
 
