@@ -25,6 +25,7 @@ MODULES = {  # each has a function table(request)
     "first-order": "experiments.first_order",
     "alarms": "experiments.alarms",
     "optimisation": "experiments.optimisation.tables",
+    "systems": "experiments.optimisation.system_tables",
     "timing": "experiments.timing",
     "multivariate": "experiments.questions.multivariate",
 }

@@ -17,7 +17,8 @@ from probhard.errors import ParameterError
 RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
-    *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
+    *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "systems"),
+    *("timing", "speed"),
     "multivariate",
 )
 
