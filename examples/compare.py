@@ -28,6 +28,7 @@ class Network(torch.nn.Module):
 
 
 def law(inputs: torch.Tensor) -> ph.Constraint:
+    """What the stores sell in total, and no store less than nothing."""
     return ph.LinearEquality(torch.ones(1, 5), 10 + 5 * inputs[:, :1]) & ph.NonNegative()
 
 

@@ -25,7 +25,6 @@ RECIPES = {OURS: "ours", PUBLISHED: "papers"}
 ORDER = (*WAYS, PINET, OPTIMUM)
 OWN = "probhard"
 NEAR = 0.1  # a published figure is met within this share
-FEASIBLE = 1e-8  # largest violation of a row that counts as feasible
 
 Line = Mapping[str, Any]
 Lines = Sequence[Line]
@@ -109,8 +108,13 @@ def _program_table(lines: Lines) -> str:
 
 def _toy_table(lines: Lines) -> str:
     rows = [
-        [line["way"], f"{line['mse']:.2f}", f"{line['mse_spread'] or 0:.2f}", _small(line["inequality"])]
-        + [f"{QUOTED_TOY[line['way']]:.2f}" if line["way"] in QUOTED_TOY else ""]
+        [
+            line["way"],
+            f"{line['mse']:.2f}",
+            "" if line["mse_spread"] is None else f"{line['mse_spread']:.2f}",
+            _small(line["inequality"]),
+            f"{QUOTED_TOY[line['way']]:.2f}" if line["way"] in QUOTED_TOY else "",
+        ]
         for line in lines
     ]
     return templates.table(["system", "MSE", "sd over seeds", "largest violation", "published MSE"], rows)
