@@ -27,6 +27,7 @@ MODULES = {  # each has a function table(request)
     "optimisation": "experiments.optimisation.tables",
     "timing": "experiments.timing",
     "multivariate": "experiments.questions.multivariate",
+    "multimodal": "experiments.questions.multimodal",
 }
 SPEED = "speed"  # has a folder of lines, one file for each suite
 TABLES = (*MODULES, SPEED)

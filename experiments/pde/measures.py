@@ -33,6 +33,7 @@ from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
 CHUNK = 10  # fields measured at a time
@@ -147,7 +148,10 @@ class Prediction:
 
 
 def predicted(
-    forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
+    forecast: Projected | LocationScale | Mixture,
+    generator: torch.Generator,
+    count: int,
+    last: Constraint | None = None,
 ) -> Prediction:
     """Return mean and draws of a forecast, moved to the nearest fields that obey ``last`` if it is given.
 
