@@ -28,6 +28,7 @@ MODULES = {  # each has a function table(request)
     "timing": "experiments.timing",
     "multivariate": "experiments.questions.multivariate",
     "multimodal": "experiments.questions.multimodal",
+    "sampling": "experiments.questions.sampling",
 }
 SPEED = "speed"  # has a folder of lines, one file for each suite
 TABLES = (*MODULES, SPEED)
