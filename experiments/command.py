@@ -29,6 +29,7 @@ MODULES = {  # each has a function table(request)
     "multivariate": "experiments.questions.multivariate",
     "multimodal": "experiments.questions.multimodal",
     "sampling": "experiments.questions.sampling",
+    "inference": "experiments.questions.inference",
 }
 SPEED = "speed"  # has a folder of lines, one file for each suite
 TABLES = (*MODULES, SPEED)
