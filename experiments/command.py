@@ -30,6 +30,7 @@ MODULES = {  # each has a function table(request)
     "multimodal": "experiments.questions.multimodal",
     "sampling": "experiments.questions.sampling",
     "inference": "experiments.questions.inference",
+    "metrics": "experiments.questions.metrics",
 }
 SPEED = "speed"  # has a folder of lines, one file for each suite
 TABLES = (*MODULES, SPEED)
