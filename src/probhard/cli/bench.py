@@ -38,6 +38,10 @@ def bench(
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
     command = _from_checkout("experiments.command")
+    if not render:
+        from probhard.cli._outputs import check_writable
+
+        check_writable(output, "--output")
     request = command.Request(
         table=table,
         epochs=epochs,
