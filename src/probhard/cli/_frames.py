@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -47,6 +49,8 @@ def read(path: Path, texts: Sequence[str]) -> Any:
         )
     try:
         return _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
+    except ParameterError:
+        raise
     except (ValueError, OSError) as error:
         raise ParameterError(
             f"{path} cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
@@ -71,12 +75,25 @@ def _csv(path: Path, texts: Sequence[str]) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         head = list(islice(file, SNIFFED_LINES))
     separator = max(SEPARATORS, key=head[0].count) if head else ","
+    _check_titles(path, head[0] if head else "", separator)
     comma = separator != "," and any(re.search(r"\d,\d", line) for line in head)
     options = {"sep": separator, "decimal": "," if comma else ".", "encoding": "utf-8-sig"}
     frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), float_precision="round_trip", **options)
     textual = [name for name in frame.columns if not numeric(frame[name])]
     plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=textual, **options)  # "NA" may be a name
     return frame.assign(**{name: plain[name] for name in textual})
+
+
+def _check_titles(path: Path, line: str, separator: str) -> None:
+    """Check that no two columns of a CSV file have one name; pandas would rename the second."""
+    titles = [title.strip() for title in next(csv.reader([line], delimiter=separator), [])]
+    twice = [title for title, count in Counter(titles).items() if title and count > 1]
+    if twice:
+        raise ParameterError(
+            f"{path} has more than one column {twice[0]!r}.",
+            "Nothing says which of them is meant.",
+            "Rename or drop the others.",
+        )
 
 
 def numeric(column: Any) -> bool:

@@ -39,6 +39,10 @@ def bench(
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
     command, tables = (_from_checkout(f"experiments.{name}") for name in ("command", "table"))
+    if not render:
+        from probhard.cli._outputs import check_writable
+
+        check_writable(output, "--output")
     request = tables.Request(
         table=table,
         epochs=epochs,
