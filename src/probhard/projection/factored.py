@@ -56,7 +56,7 @@ class Newton:
         columns = []
         for unit in torch.eye(r, dtype=torch.float64, device=weight.device):
             columns.append(cls(weight, tangent, None).product(unit.expand(*lead, r)))
-        return cls(weight, tangent, torch.linalg.cholesky(torch.stack(columns, -1)))
+        return cls(weight, tangent, _lower(torch.stack(columns, -1)))
 
     @cached_property
     def size(self) -> Tensor:
@@ -78,6 +78,18 @@ class Newton:
         if self.lower is None:
             return conjugate_gradients(self.product, right, lambda r: r / self.size, tolerance)
         return torch.cholesky_solve(right.unsqueeze(-1), self.lower).squeeze(-1)
+
+
+def _lower(hessian: Tensor) -> Tensor:
+    """The Cholesky factor of H; where rounding has made H indefinite, of H with eigenvalues of at least 1."""
+    hessian = 0.5 * (hessian + hessian.mT)
+    lower, failed = torch.linalg.cholesky_ex(hessian)
+    if not bool(failed.any()):
+        return lower
+    values, vectors = torch.linalg.eigh(hessian.nan_to_num(0.0, 0.0, 0.0))
+    mended = (vectors * values.clamp(min=1).unsqueeze(-2)) @ vectors.mT
+    other = torch.linalg.cholesky_ex(0.5 * (mended + mended.mT)).L
+    return torch.where((failed > 0)[..., None, None], other, lower)
 
 
 class FactoredProjector(Projector):
