@@ -18,6 +18,7 @@ RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
     *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
+    "multivariate",
 )
 
 
@@ -37,8 +38,8 @@ def bench(
     render: Annotated[bool, typer.Option("--render", help="Only render the lines that are there.")] = False,
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
-    command = _from_checkout("experiments.command")
-    request = command.Request(
+    command, tables = (_from_checkout(f"experiments.{name}") for name in ("command", "table"))
+    request = tables.Request(
         table=table,
         epochs=epochs,
         seeds=seeds,
