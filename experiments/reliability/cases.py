@@ -56,13 +56,18 @@ class Case:
         return f"{names}, {tuple(self.law.loc.shape)}, {law}{', zeros' if recipe.certain else ''}"
 
 
-def build(recipe: Recipe) -> Case:
-    """Make the case of a recipe."""
+def build(recipe: Recipe, loose: float = 0.0) -> Case:
+    """Make the case of a recipe.
+
+    Args:
+        recipe: The recipe.
+        loose: Relative violation of bounds that is tolerated; 0 for our own points.
+    """
     random = np.random.default_rng(recipe.seed)
     scale = 10.0**recipe.size
     point, summing = _point(random, recipe, scale)
     rounding = 0.0 if recipe.dtype == "float64" else float(np.finfo(np.float32).eps)
-    maker = Maker(random, point, scale, recipe.flat, rounding, summing)
+    maker = Maker(random, point, scale, recipe.flat, rounding, summing, loose)
     parts = [CURVED[name](maker) if name in CURVED else getattr(maker, name)() for name in recipe.parts]
     law = _law(random, recipe, point, scale)
     return Case(recipe, parts, law, _metric(random, recipe, point.shape[-1]), point)

@@ -48,6 +48,7 @@ class Maker:
     flat: bool
     rounding: float = 0.0
     coherent: np.ndarray | None = None  # summation matrix if the point adds up
+    loose: float = 0.0  # relative violation of bounds that is tolerated, of others' points
 
     @property
     def n(self) -> int:
@@ -66,9 +67,9 @@ class Maker:
 
     def bounds(self, u: np.ndarray, lower: np.ndarray | float, upper: np.ndarray | float) -> np.ndarray:
         """Infinite where bounds do not hold: they hold exactly, but for their own rounding to the law's precision."""
-        room = self.rounding
-        below = u < lower - room * np.nan_to_num(np.abs(lower), posinf=0.0)
-        above = u > upper + room * np.nan_to_num(np.abs(upper), posinf=0.0)
+        room = self.loose * np.abs(u).max(-1, initial=0.0, keepdims=True)
+        below = u < lower - self.rounding * np.nan_to_num(np.abs(lower), posinf=0.0) - room
+        above = u > upper + self.rounding * np.nan_to_num(np.abs(upper), posinf=0.0) + room
         return np.where((below | above).any(-1), np.inf, 0.0)
 
     def box(self) -> Part:
@@ -150,6 +151,7 @@ class Maker:
 
 
 def relative_rows(u: np.ndarray, rows: np.ndarray, right: np.ndarray, above: bool = False) -> np.ndarray:
+    """Largest violation of rows by points u (..., n), relative to the terms that cancel."""
     found = u @ rows.T - right
     size = np.abs(u) @ np.abs(rows).T + np.abs(right) + 1e-300
     return ((np.maximum(found, 0) if above else np.abs(found)) / size).max(-1, initial=0.0)

@@ -1,7 +1,7 @@
 """Recipes of random cases: what a case is made of, each from one number or from a strategy of hypothesis.
 
-A recipe holds choices only, so that it can be kept in a file; ``cases.build`` makes the numbers from its seed. Parts that
-no solver joins are never chosen together; see the dispatch table of the library.
+A recipe holds choices only, so that it can be kept in a file; ``cases.build`` makes the numbers from its seed. Parts
+that no solver joins are never chosen together; see the dispatch table of the library.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Recipe:
     def solvable(self) -> Recipe:
         """The recipe without what no solver joins: parts, coupled weights, large batches of slow sets."""
         parts = joined(self.parts)
-        coupled = self.covariance != "diagonal" and self.metric == "oblique" or self.metric == "dense"
+        coupled = (self.covariance != "diagonal" and self.metric == "oblique") or self.metric == "dense"
         if coupled and not _couples(parts):
             parts = tuple(name for name in parts if name not in TORCH) or parts
         covariance, metric = self.covariance, self.metric

@@ -1,8 +1,8 @@
 """Means of projected draws that are feasible themselves.
 
-An average of feasible points is feasible on a convex set only, and to rounding of the largest draws: if they cancel, the
-average leaves the set. Averages are computed in float64. Where one is still infeasible it is projected, and it is NaN if
-that fails.
+An average of feasible points is feasible on a convex set only, and to rounding of the largest draws: if they cancel,
+the average leaves the set. Averages are computed in float64. Where one is still infeasible it is projected, and it is
+NaN if that fails.
 """
 
 from __future__ import annotations
