@@ -10,7 +10,8 @@ from experiments.reliability.recipes import Recipe, numbered
 from experiments.reliability.trial import SLOW, broken, failed, trial
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import recipes
+
+from fuzz.strategies import recipes
 
 GROUPS = (
     ("any",),

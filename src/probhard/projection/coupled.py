@@ -22,7 +22,7 @@ from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.diagnosis import check_capacity, empty_set
 from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import FaceProjector, censored_laws, finished, within
+from probhard.projection.polyhedral import FaceProjector, censored_laws, feasible, finished, within
 from probhard.rows.dense import DenseRows
 from probhard.rows.dense import DenseRowsFactor as Factor
 from probhard.solvers import active_set
@@ -127,6 +127,8 @@ class CoupledProjector(Projector):
             ends = torch.where(free[..., last], u.index_select(-1, self.bounded), held[..., last])
             u = u.index_copy(-1, self.bounded, ends)
         u = within(u, point, self.lower, self.upper)
+        found = point + matvec(self.root, faces.value.reshape(*lead, faces.value.shape[-1])[..., :costs])
+        u = feasible(self.parts, point, u, found.detach().clamp(self.lower, self.upper))
         tangent = CoupledTangent(self, factor, free, extra)
         return finished(self.parts, z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
 

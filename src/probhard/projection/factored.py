@@ -27,6 +27,7 @@ from probhard.laws.covariance import Factored
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.coupled import CoupledProjector
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import censored_laws
 from probhard.tangent import Differential
@@ -140,9 +141,12 @@ class FactoredProjector(Projector):
                 kept = value.detach().clamp(box.lower.to(value), box.upper.to(value))
                 value = value + (kept - value).detach()
         stats = found.stats
-        return Solution(
-            value, FactoredTangent(newton), Stats(steps, stats.residual, stats.converged & settled, stats.local)
-        )
+        converged = stats.converged & settled
+        if not bool(converged.all()):
+            other = CoupledProjector(self.parts, self.given, self.options).solve(z)
+            if bool((other.stats.converged | ~converged).all()):
+                return other
+        return Solution(value, FactoredTangent(newton), Stats(steps, stats.residual, converged, stats.local))
 
     @torch.no_grad()
     def _minimised(self, z: Tensor) -> tuple[Tensor, Newton, Solution, Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.numerics import TOLERANCE, equal_bounds, floored
-from probhard._util.tensors import broadcast
+from probhard._util.tensors import broadcast, checking
 from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
@@ -97,6 +97,7 @@ class FaceProjector(Projector):
             exact = tangent is None or not isinstance(tangent.core, SparseRows)
             return tangent if exact else self._tangent(free, points, SPREAD)
 
+        value = feasible(self.parts, points.z[..., :n], value, faces.value.reshape(*lead, -1)[..., :n])
         steps, done = faces.steps.reshape(lead), faces.done.reshape(lead)
         return finished(self.parts, z, value, FaceTangent(self, tangent, spread, free), steps, done)
 
@@ -237,6 +238,23 @@ def _relative_violation(parts: Parts, value: Tensor, z: Tensor) -> Tensor:
         if part is not None:
             worst = torch.maximum(worst, part.relative_violation(value, size))
     return worst.nan_to_num(torch.inf)
+
+
+def feasible(parts: Parts, z: Tensor, value: Tensor, other: Tensor) -> Tensor:
+    """Points on their faces (*lead, n), or those of the solver where only they are feasible; gradients are unchanged.
+
+    A face with rows that nearly repeat each other is computed with less accuracy than the solver's own point.
+    """
+    if not checking():
+        return value
+    with torch.no_grad():
+        here = _relative_violation(parts, value, z)
+        worse = here > TOLERANCE[torch.float64]
+        if not bool(worse.any()):
+            return value
+        worse &= _relative_violation(parts, other, z) < here
+        shift = torch.where(worse.unsqueeze(-1), other - value, 0.0)
+    return value + shift
 
 
 def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
