@@ -19,10 +19,11 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import feasible, finished, within
 from probhard.projection.diagnosis import check_capacity, empty_set
 from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import FaceProjector, censored_laws, feasible, finished, within
+from probhard.projection.polyhedral import FaceProjector, censored_laws
 from probhard.rows.dense import DenseRows
 from probhard.rows.dense import DenseRowsFactor as Factor
 from probhard.solvers import active_set

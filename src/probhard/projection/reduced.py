@@ -23,12 +23,13 @@ from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import finished, within
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.diagnosis import check_capacity
 from probhard.projection.lifting import joined, lift, shared
 from probhard.projection.merged_rows import independent_rows
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import FaceProjector, censored_laws, finished, within
+from probhard.projection.polyhedral import FaceProjector, censored_laws
 from probhard.projection.reduced_tangent import ReducedTangent, on_face
 from probhard.rows.dense import DenseRows
 from probhard.rows.reduction import BatchedReduction, Reduction, SharedReduction
