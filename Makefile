@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench fuzz docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m probhard demo
@@ -21,6 +21,11 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed-peers
 	$(BIN)/python -m benchmarks
+
+# Resumes where an earlier run stopped. Peers that are not installed count as crashed: run it after `make bench`.
+CASES ?= 10000
+fuzz: $(VENV)/installed-peers $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reliability $(CASES)
 
 docs: $(VENV)/installed-docs
 	$(BIN)/mkdocs build --strict

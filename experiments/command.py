@@ -26,6 +26,7 @@ MODULES = {  # each has a function table(request)
     "alarms": "experiments.alarms",
     "optimisation": "experiments.optimisation.tables",
     "timing": "experiments.timing",
+    "reliability": "experiments.reliability.tables",
     "multivariate": "experiments.questions.multivariate",
     "multimodal": "experiments.questions.multimodal",
     "sampling": "experiments.questions.sampling",

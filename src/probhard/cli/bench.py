@@ -18,7 +18,7 @@ RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
     *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
-    *("multivariate", "multimodal", "sampling", "inference", "metrics"),
+    *("multivariate", "multimodal", "sampling", "inference", "metrics", "reliability"),
 )
 
 

@@ -20,6 +20,7 @@ from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Projector, Solution, Stats
+from probhard.projection.means import feasible_mean, moments_of
 from probhard.projection.policy import Policy, blanked, failure
 from probhard.tangent import Differential, ProjectedCovariance
 
@@ -116,7 +117,7 @@ class Projected(td.Distribution):
         if self._means is None:
             return cast(Tensor, self._point)
         if self._inner is None:
-            self._inner = self._inside(self._means)
+            self._inner = feasible_mean(self._means, self.base.loc, self.constraint, self.projector, self.policy)
         return self._inner
 
     def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
@@ -124,7 +125,11 @@ class Projected(td.Distribution):
         if self._closed == "censored" and not self.projector.has_equalities:
             return laws.mean
         with no_autocast(laws.mean):
-            return self.policy.solved(self.projector, laws.mean).value
+            solution = self.policy.solved(self.projector, laws.mean)
+        lost = ~solution.stats.converged
+        if self.policy.approximate or not checking() or not bool(lost.any()):
+            return solution.value
+        return blanked(solution.value, lost)
 
     @property
     def tangent(self) -> Differential:
@@ -243,8 +248,7 @@ class Projected(td.Distribution):
     def _fixed_moments(self) -> None:
         """Find mean and scale of the fixed draws."""
         draws = self.fixed_draws()
-        self._center = mean = draws.mean(0)
-        self._scale = safe_sqrt((draws - mean).square().mean(0) / self.family.unit_variance)
+        self._center, self._scale = moments_of(draws, self.family.unit_variance)
 
     def fixed_draws(self) -> Tensor:
         """Fixed antithetic draws, (S, *batch, n), projected, with pathwise gradients; NaN where that failed."""
@@ -268,18 +272,6 @@ class Projected(td.Distribution):
         """Count draws that were drawn again."""
         self._redrawn += number
         self.policy.failures.redrawn += number
-
-    def _inside(self, mean: Tensor) -> Tensor:
-        """The mean of marginals, projected if the set is not convex; NaN stays NaN."""
-        if not self.projector.local:
-            return mean
-        known = torch.isfinite(mean).all(-1, keepdim=True)
-        with no_autocast(mean):
-            z = torch.where(known, mean, self.base.loc)
-            solution = self.projector.solve(z)
-        converged = solution.stats.converged | ~known.squeeze(-1)  # the others are counted already
-        self.policy.check(replace(solution.stats, converged=converged), self.projector, z)
-        return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
 
     def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
         """Treat failed draws according to ``on_failure``."""
