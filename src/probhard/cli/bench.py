@@ -37,8 +37,8 @@ def bench(
     render: Annotated[bool, typer.Option("--render", help="Only render the lines that are there.")] = False,
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
-    command = _from_checkout("experiments.command")
-    request = command.Request(
+    command, tables = (_from_checkout(f"experiments.{name}") for name in ("command", "table"))
+    request = tables.Request(
         table=table,
         epochs=epochs,
         seeds=seeds,
