@@ -243,7 +243,7 @@ def _exact_double(batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def measured(backbone: nn.Module, method: Method, test: Batch) -> dict[str, float]:
-    """Return CE, LL and MSE of a row on test functions, means over places and functions, and the share of covered values.
+    """Return CE, LL, MSE, CRPS and coverage of a row on test functions.
 
     Args:
         backbone: Trained, in double precision.

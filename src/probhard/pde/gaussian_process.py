@@ -1,7 +1,7 @@
 """A Gaussian process as a backbone: the exact posterior at target places, given observations.
 
     k(x, x') = v exp(-1/2 sum_a (x_a - x'_a)^2 / l_a^2),      K = k(context, context) + s I,
-    mean = k(targets, context) K^-1 y,      cov = k(targets, targets) - k(targets, context) K^-1 k(context, targets) + s I.
+    mean = k(targets, context) K^-1 y,   cov = k(targets, targets) - k(targets, context) K^-1 k(context, targets) + s I.
 
 Lengths, variance and noise are parameters. A ``ConstrainedModel`` learns them over many functions by any score, or
 ``evidence`` gives the marginal likelihood of one.

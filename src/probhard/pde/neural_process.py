@@ -3,7 +3,7 @@
     r(x) = cross attention of a target place x to encoded observations,     z ~ N(m, s) of their pooled encoding,
     u(x) ~ N(mean, stddev)(r(x), z, x).
 
-In training z is drawn from the encoding of the targets, and the loss is -log p(targets) + KL(targets' z || context's z).
+In training z is drawn from the encoding of the targets. The loss is -log p(targets) + KL(their z || the context's z).
 A forecast is the mixture over several draws of z from the context alone, as ProbConserv uses it (Hansen et al., 2023).
 """
 
