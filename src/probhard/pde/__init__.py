@@ -2,6 +2,7 @@
 
 from probhard.pde.adapters import OperatorBackbone
 from probhard.pde.base import Problem, Split
+from probhard.pde.basis import BasisNO, blocks
 from probhard.pde.bayesian import BayesianNO
 from probhard.pde.correlated import Correlated
 from probhard.pde.diverse import DiverseNO, relative_l2
@@ -16,6 +17,7 @@ __all__ = [
     "PROBLEMS",
     "Advection",
     "AttentiveNP",
+    "BasisNO",
     "BayesianNO",
     "Burgers",
     "Correlated",
@@ -30,6 +32,7 @@ __all__ = [
     "Stefan",
     "Tracer",
     "VarianceNO",
+    "blocks",
     "conservation_law",
     "known_values",
     "porous_medium_flux",
