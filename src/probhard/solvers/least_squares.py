@@ -1,6 +1,6 @@
 """Weights that minimise squared residuals, with implicit gradients.
 
-    w* = argmin 1/2 |r(w)|^2 + ridge / 2 |w|^2,      dw* = -H^-1 d(grad),      H = J^T J + sum_i r_i (Hessian of r_i) + ridge
+    w* = argmin 1/2 |r(w)|^2 + ridge / 2 |w|^2,    dw* = -H^-1 d(grad),    H = J^T J + sum_i r_i (Hessian of r_i) + ridge
 
 A linear r needs one step, by QR of J. Otherwise Levenberg and Marquardt's damping ``(J^T J + m D) s = -grad`` grows
 until the objective falls; each batch element has its own. Where residuals stay, J^T J converges slowly: after a few
@@ -113,7 +113,7 @@ def _jacobian(residual: Residual, w: Tensor) -> Tensor:
 
 
 def _linear_step(residual: Residual, w: Tensor, ridge: float) -> Tensor:
-    """``argmin |J s + r|^2 + ridge |s + w|^2`` by QR, whose error grows with the condition of J, not with its square."""
+    """``argmin |J s + r|^2 + ridge |s + w|^2`` by QR, whose error does not grow with the squared condition of J."""
     jacobian, r = _jacobian(residual, w), residual(w)
     if ridge:
         root = ridge**0.5 * torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
