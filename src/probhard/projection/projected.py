@@ -18,7 +18,6 @@ from probhard.constraints.equality import LinearEquality
 from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
-from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Projector, Solution, Stats
 from probhard.projection.means import feasible_mean, moments_of
 from probhard.projection.policy import Policy, blanked, failure
@@ -68,19 +67,22 @@ class Projected(td.Distribution):
             scale, center = (None if x is None else blanked(x, failed) for x in (scale, center))
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
         self._closed, self._center, self._failed, self._redrawn = closed, center, failed, 0
-        self._clipped: CensoredMarginals | None = None
+        self._clipped: Marginals | None = None
         self._inner: Tensor | None = None
         self._draws: Tensor | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
 
     @property
-    def _laws(self) -> CensoredMarginals | None:
+    def _laws(self) -> Marginals | None:
         """The clipped marginals, computed on demand: draws do not need them."""
         if self._closed is not None and self._clipped is None:
-            rule = self.projector.mean_field if self._closed == "mean-field" else None
             with no_autocast(self.base.loc):
-                self._clipped = self.projector.censored(self.base) if rule is None else rule.laws(self.base)
+                if self._closed == "mean-field":
+                    rule = next(rule for rule in self.projector.mean_field if rule.fits(self.base))
+                    self._clipped = rule.laws(self.base)
+                else:
+                    self._clipped = self.projector.censored(self.base)
         return self._clipped
 
     @property
@@ -120,7 +122,7 @@ class Projected(td.Distribution):
             self._inner = feasible_mean(self._means, self.base.loc, self.constraint, self.projector, self.policy)
         return self._inner
 
-    def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
+    def _censored_mean(self, laws: Marginals) -> Tensor:
         """The mean of the clipped marginals, projected if the set has more than bounds."""
         if self._closed == "censored" and not self.projector.has_equalities:
             return laws.mean
