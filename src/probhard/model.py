@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from probhard._model.batch import Batch
-from probhard._model.losses import law_loss, missing_law, point_loss, usable
+from probhard._model.losses import law_loss, missing_law, penalty, point_loss, usable
 from probhard._score.checks import masked
 from probhard._util.atomic import replacing
 from probhard._util.saved import read_model
@@ -120,7 +120,7 @@ class ConstrainedModel(nn.Module):
             total = law_loss(method, predicted, parts)
         if method.penalty:
             mean = predicted if isinstance(predicted, Tensor) else predicted.mean
-            total = total + method.penalty * masked(constraint.penalty(mean), usable(predicted)).sum()
+            total = total + method.penalty * masked(penalty(method, constraint, mean), usable(predicted)).sum()
         return total
 
     def forecast(self, batch: Any) -> Projected | LocationScale | Mixture:

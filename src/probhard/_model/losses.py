@@ -18,6 +18,7 @@ from probhard._model.batch import Batch
 from probhard._score.checks import check_target, masked, observed
 from probhard._score.functional_crps import CLOSED, functional_rule
 from probhard._util.tensors import broadcast, checking
+from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.distribution import LocationScale
 from probhard.method import Method, Score
@@ -67,6 +68,14 @@ def point_loss(method: Method, points: Tensor, batch: Batch) -> Tensor:
     target = _target(batch, points.shape)
     mask = _both(batch.mask, kept, target)
     return masked((points - observed(target, mask, points.detach())).abs(), mask).sum()
+
+
+def penalty(method: Method, constraint: Constraint, mean: Tensor) -> Tensor:
+    """The residuals and excesses of means (*batch, n) in the form of the method, (*batch,)."""
+    if method.penalty_form == "squares":
+        return constraint.penalty(mean)
+    equal, unequal = constraint.violated(mean)
+    return torch.linalg.vector_norm(equal, dim=-1) + torch.linalg.vector_norm(unequal, dim=-1)
 
 
 def usable(prediction: Law | Tensor) -> Tensor | None:

@@ -78,11 +78,13 @@ class Projector(ABC):
         mean_field: The rules ``"mean-field"``, the fastest first; empty if the set has none.
         has_equalities: Whether there are equalities among the parts.
         local: Whether the set is not convex, so that a mean of feasible points may be infeasible.
+        guaranteed: Whether its points are feasible; False for corrections, which may only come near the set.
     """
 
     moments_from = "delta"
     has_equalities = True
     local = False
+    guaranteed = True
     mean_field: tuple[MomentRule, ...] = ()
 
     @abstractmethod

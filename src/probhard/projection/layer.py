@@ -60,10 +60,13 @@ class DPPL(nn.Module):
 
     Attributes:
         failures: Counts of ``"retry"``: draws that were redrawn, means that were masked, share of recent failures.
+        as_is: Whether points are returned as they are, feasible or not; see ``corrections``.
 
     Raises:
         ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
     """
+
+    as_is = False
 
     def __init__(
         self,

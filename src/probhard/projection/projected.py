@@ -100,7 +100,12 @@ class Projected(td.Distribution):
 
     @property
     def feasible(self) -> bool:
-        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``."""
+        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``.
+
+        Of a correction, also whether every draw is feasible by design.
+        """
+        if not self.projector.guaranteed:
+            return False
         if not self.policy.approximate:
             return True
         if not checking():  # a graph cannot tell
@@ -218,7 +223,7 @@ class Projected(td.Distribution):
         z = self.base.rsample(sample_shape, generator)
         with no_autocast(z):
             solution = self.projector.solve(z)
-        if not checking() or bool(solution.stats.converged.all()):
+        if not checking() or self.policy.as_is or bool(solution.stats.converged.all()):
             if checking() and self.policy.on_failure == "retry":
                 self.policy.failures.add(solution.stats.converged.numel(), 0)
             return solution.value
