@@ -135,9 +135,7 @@ def program_lines(name: str, way: str, kind: str, recipe: Recipe, quick: bool = 
         return value
 
     model.train()
-    done = train(
-        model.parameters(), Warming(model, training, recipe.plan.batch), len(training), recipe.plan, validate
-    )
+    done = train(model.parameters(), Warming(model, training, recipe.plan.batch), len(training), recipe.plan, validate)
     model.eval()
     best = peers.optima(program, test)
     judge = Judge(program, test, program.objective(best))

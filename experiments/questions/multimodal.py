@@ -30,6 +30,7 @@ PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
 KEYS = ("row", "seed")
 POINTS, TRAIN, TEST, DRAWS = 32, 2000, 500, 200
 STEPS, BATCH, RATE, HIDDEN = 2000, 100, 2e-3, 64
+DIRECTIONS = 64  # random ones
 NOISE, NEAR = 0.03, 0.15  # of the target; largest RMS distance of a draw that lies on a mode
 SEEDS = (0, 1, 2)
 GRID = (torch.arange(POINTS) + 0.5) / POINTS
@@ -37,19 +38,23 @@ GRID = (torch.arange(POINTS) + 0.5) / POINTS
 
 @dataclass(frozen=True)
 class Row:
-    """A number of modes and a method."""
+    """A number of modes, a method, and whether random directions are scored besides the points."""
 
     modes: int
     method: str
+    directions: bool = False
 
 
 ROWS = {
     "normal": Row(1, "base"),
     "normal, projected": Row(1, "probhard-ob"),
+    "normal, projected, directions": Row(1, "probhard-ob", True),
     "two modes": Row(2, "base"),
-    "two modes, draws projected at inference": Row(2, "probhard-inf"),
     "two modes, projected by member": Row(2, "probhard-ob"),
-    "four modes, projected by member": Row(4, "probhard-ob"),
+    "two modes, directions": Row(2, "base", True),
+    "two modes, directions, draws projected": Row(2, "probhard-inf", True),
+    "two modes, projected by member, directions": Row(2, "probhard-ob", True),
+    "four modes, projected by member, directions": Row(4, "probhard-ob", True),
 }
 
 
@@ -116,6 +121,15 @@ class Network(nn.Module):
         return ph.Mixture(tuple(map(ph.as_location_scale, members)), torch.softmax(values[..., -1], -1).T)
 
 
+def method(row: Row) -> ph.Method:
+    """The method of a row; directions are unit vectors, and weigh as much as the points."""
+    own = ph.METHODS[row.method]
+    if not row.directions:
+        return own
+    rows = torch.randn(DIRECTIONS, POINTS, generator=torch.Generator().manual_seed(0))
+    return own.replace(functionals=ph.Directions(rows / rows.norm(dim=-1, keepdim=True)), functional_weight=1.0)
+
+
 def measure(name: str, seed: int, steps: int = STEPS) -> Lines:
     """Train a row and return its line.
 
@@ -127,7 +141,7 @@ def measure(name: str, seed: int, steps: int = STEPS) -> Lines:
     row = ROWS[name]
     train, test = data(TRAIN, 2 * seed), data(TEST, 2 * seed + 1)
     torch.manual_seed(seed)
-    model = ph.ConstrainedModel(Network(row.modes), mass, row.method)
+    model = ph.ConstrainedModel(Network(row.modes), mass, method(row))
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -201,6 +215,7 @@ def render(lines: Lines) -> str:
         "points": POINTS,
         "near": NEAR,
         "steps": STEPS,
+        "directions": DIRECTIONS,
     }
     return templates.fill(PAGE, values)
 
@@ -216,8 +231,8 @@ def plot(path: Path, lines: Lines) -> None:
     from matplotlib.figure import Figure as Canvas
 
     shown = [line for name in ROWS for line in lines if line["row"] == name and "shown" in line]
-    figure = Canvas(figsize=(11, 5.2), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flatten()
+    figure = Canvas(figsize=(11, 7.4), layout="constrained")
+    panels = figure.subplots(3, 3, sharex=True, sharey=True).flatten()
     for axes, line in zip(panels, shown):
         for field in line["shown"]["draws"]:
             axes.plot(GRID, field, color="#2a78d6", lw=0.7, alpha=0.6)

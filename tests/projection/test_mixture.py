@@ -165,3 +165,16 @@ def test_errors_say_what_to_do() -> None:
     clipped = Mixture(members, weights).projected(lambda law: ph.DPPL()(law, ph.NonNegative()))
     with pytest.raises(ph.ParameterError, match="clipped at bounds"):
         ph.crps(clipped, torch.zeros(2, N, dtype=torch.float64))
+
+
+def test_functionals_are_those_of_draws() -> None:
+    members, weights = normals()
+    mixture = Mixture(members, weights).projected(lambda law: ph.DPPL("oblique")(law, total()))
+    rows = torch.randn(3, N, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    y = torch.randn(2, N, dtype=torch.float64)
+    draws = mixture.sample((40_000,), torch.Generator().manual_seed(1))
+    expected = ph.crps_ensemble(draws @ rows.mT, y @ rows.mT, estimator="fair")
+    torch.testing.assert_close(ph.crps(mixture, y, functionals=rows), expected, rtol=0.02, atol=0.02)
+    clipped = Mixture(members, weights).projected(lambda law: ph.DPPL()(law, ph.NonNegative()))
+    with pytest.raises(ph.ParameterError, match="crps_ensemble"):
+        ph.crps(clipped, y, functionals=rows)

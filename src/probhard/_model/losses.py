@@ -42,13 +42,8 @@ def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
         return total
     family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
     if draws is None:
-        if isinstance(law, Mixture):
-            raise ParameterError(
-                "The method scores functionals, and the backbone returns a mixture.",
-                "The CRPS of functionals is closed for one location-scale law.",
-                "Train on draws, Step(draws=...), or return mixture.matched().",
-            )
-        joint = law if kept is None or functional_rule(law) != CLOSED else _filled(law, kept)
+        closed = not isinstance(law, Mixture) and functional_rule(law) == CLOSED
+        joint = _filled(law, kept) if closed and kept is not None else law
         score = scores.crps(joint, target, mask=batch.mask, functionals=family)
         score = masked(score, None if kept is None else kept.unsqueeze(-1))
     else:

@@ -16,6 +16,7 @@ from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError
+from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.laws.mixture import MixtureMarginals
@@ -79,6 +80,10 @@ class Mixture:
     def marginals(self) -> MixtureMarginals:
         """The laws of the coordinates, with the closed-form CRPS of normal mixtures."""
         return MixtureMarginals([member.marginals for member in self.members], self.shares)
+
+    def functional(self, rows: LinearMap) -> MixtureMarginals:
+        """The laws of linear functionals ``F Z``, each by itself; see ``LocationScale.functional``."""
+        return MixtureMarginals([member.functional(rows) for member in self.members], self.shares)
 
     @property
     def mean(self) -> Tensor:
