@@ -33,7 +33,8 @@ STEPS, BATCH, RATE, HIDDEN = 2000, 100, 2e-3, 64
 DIRECTIONS = 64  # random ones
 NOISE, NEAR = 0.03, 0.15  # of the target; largest RMS distance of a draw that lies on a mode
 SEEDS = (0, 1, 2)
-GRID = (torch.arange(POINTS) + 0.5) / POINTS
+FLOAT = torch.float32
+GRID = (torch.arange(POINTS, dtype=FLOAT) + 0.5) / POINTS
 
 
 @dataclass(frozen=True)
@@ -82,18 +83,18 @@ def data(count: int, seed: int) -> Data:
         seed: Of inputs, sides and errors.
     """
     source = torch.Generator().manual_seed(seed)
-    low, high = torch.tensor([0.5, 0.03, 0.12, 0.2]), torch.tensor([1.5, 0.08, 0.3, 0.8])
-    inputs = low + (high - low) * torch.rand(count, 4, generator=source)
+    low, high = torch.tensor([[0.5, 0.03, 0.12, 0.2], [1.5, 0.08, 0.3, 0.8]], dtype=FLOAT)
+    inputs = low + (high - low) * torch.rand(count, 4, generator=source, dtype=FLOAT)
     modes = torch.stack([pulse(inputs, -1.0), pulse(inputs, 1.0)])
     right = torch.rand(count, generator=source) < inputs[:, 3]
     waves = torch.stack([torch.sin(2 * torch.pi * k * GRID) for k in (1, 2, 3)])  # of integral zero
-    error = NOISE * torch.randn(count, 3, generator=source) @ waves
+    error = NOISE * torch.randn(count, 3, generator=source, dtype=FLOAT) @ waves
     return Data(inputs, torch.where(right.unsqueeze(-1), modes[1], modes[0]) + error, modes)
 
 
 def mass(inputs: Tensor) -> ph.Conservation:
     """The mean over the points of the pulse before it moved, which both sides keep."""
-    return ph.Conservation(torch.full((POINTS,), 1 / POINTS), pulse(inputs, 0.0).mean(-1))
+    return ph.Conservation(torch.full((POINTS,), 1 / POINTS, dtype=FLOAT), pulse(inputs, 0.0).mean(-1))
 
 
 class Network(nn.Module):
@@ -126,7 +127,7 @@ def method(row: Row) -> ph.Method:
     own = ph.METHODS[row.method]
     if not row.directions:
         return own
-    rows = torch.randn(DIRECTIONS, POINTS, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(DIRECTIONS, POINTS, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
     return own.replace(functionals=ph.Directions(rows / rows.norm(dim=-1, keepdim=True)), functional_weight=1.0)
 
 
@@ -141,7 +142,7 @@ def measure(name: str, seed: int, steps: int = STEPS) -> Lines:
     row = ROWS[name]
     train, test = data(TRAIN, 2 * seed), data(TEST, 2 * seed + 1)
     torch.manual_seed(seed)
-    model = ph.ConstrainedModel(Network(row.modes), mass, method(row))
+    model = ph.ConstrainedModel(Network(row.modes).to(FLOAT), mass, method(row))
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):

@@ -42,8 +42,9 @@ def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
         return total
     family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
     if draws is None:
-        closed = not isinstance(law, Mixture) and functional_rule(law) == CLOSED
-        joint = _filled(law, kept) if closed and kept is not None else law
+        joint = law
+        if kept is not None and not isinstance(law, Mixture) and functional_rule(law) == CLOSED:
+            joint = _filled(law, kept)
         score = scores.crps(joint, target, mask=batch.mask, functionals=family)
         score = masked(score, None if kept is None else kept.unsqueeze(-1))
     else:
