@@ -25,6 +25,7 @@ import torch
 
 from probhard.cli import _outputs, main
 from probhard.errors import ProbhardError
+from probhard.io.fields import write_npz
 
 VOLATILE = ("seconds", "versions", "files", "time", "input", "output", "model", "milliseconds", "their_milliseconds")
 UNCOMPARED = ("checkpoints", "fits", ".work")  # folders of intermediate results
@@ -105,14 +106,14 @@ def prepare(inputs: Path) -> None:
     random, x, times = np.random.default_rng(0), np.linspace(0, 2, 12), np.linspace(0, 1, 3)
     mean = random.normal(1.0, 0.1, (60, 50))
     arrays = {"mean": mean, "stddev": np.full_like(mean, 0.1), "x": np.linspace(0, 1, 50), "total": np.array(1.0)}
-    np.savez(inputs / "fields.npz", **arrays)  # type: ignore[arg-type]
+    write_npz(inputs / "fields.npz", arrays)
     (inputs / "fields.yaml").write_text("constraints:\n  - conservation: {mass: total}\n  - nonnegative\n")
     rate = random.uniform(0.5, 2, size=(16, 1, 1))
     solutions = np.exp(-rate * times[:, None]) * np.square(np.sin(x + rate)) + 0.1
     common = {"time": times, "x": x}
-    waves = {"parameters": rate[:, 0, 0], "amount": np.trapezoid(solutions, x)}
-    np.savez(inputs / "waves.npz", solutions=solutions, **waves, **common)
-    np.savez(inputs / "new.npz", **{name: array[:4] for name, array in waves.items()}, **common)
+    waves = {"parameters": rate[:, 0, 0], "amount": np.asarray(np.trapezoid(solutions, x))}
+    write_npz(inputs / "waves.npz", {"solutions": solutions, **waves, **common})
+    write_npz(inputs / "new.npz", {**{name: array[:4] for name, array in waves.items()}, **common})
     (inputs / "train.yaml").write_text(TRAIN)
     _write_series(inputs, random)
     _write_shop(inputs, random)
@@ -128,7 +129,8 @@ def _write_series(inputs: Path, random: np.random.Generator) -> None:
     groups = np.kron(np.eye(4), np.ones(10))
     summing = np.vstack([np.ones((1, 40)), groups, np.eye(40)])
     names = ["Total", *(f"region{i}" for i in range(4)), *(f"shop{i}" for i in range(40))]
-    rows = [["unique_id", *names[5:]], *([name, *map(int, row)] for name, row in zip(names, summing))]
+    rows: list[list[Any]] = [["unique_id", *names[5:]]]
+    rows += [[name, *map(int, row)] for name, row in zip(names, summing)]
     _write_csv(inputs / "S.csv", rows)
     content: list[list[Any]] = [["unique_id", "ds", "ETS", "ETS-lo-80", "ETS-hi-80"]]
     for month in range(1, 7):
