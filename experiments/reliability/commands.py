@@ -12,10 +12,12 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,17 @@ def prepare(inputs: Path) -> None:
         status, text = run(COMMANDS[name].at(inputs, output))
         if status:
             raise RuntimeError(f"The undisturbed {name} ended with {status}: {text}")
+
+
+def warm(inputs: Path, names: Sequence[str]) -> None:
+    """Run commands in this process once, so that children find everything imported and compiled."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, (inputs / "log").open("w") as log, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with redirect_stdout(log), redirect_stderr(log):
+                status = main(COMMANDS[name].at(inputs, Path(folder)))
+        if status:
+            raise RuntimeError(f"The undisturbed {name} ended with {status}: {(inputs / 'log').read_text()}")
 
 
 def _write_series(inputs: Path, random: np.random.Generator) -> None:
