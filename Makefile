@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 SBOM ?= dist
 
-.PHONY: demo test lint bench chaos sbom docs clean
+.PHONY: demo test lint bench fuzz chaos sbom docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m probhard demo
@@ -23,6 +23,11 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed-peers
 	$(BIN)/python -m benchmarks
+
+# Resumes where an earlier run stopped. Peers that are not installed count as crashed: run it after `make bench`.
+CASES ?= 10000
+fuzz: $(VENV)/installed-peers $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reliability $(CASES)
 
 # Kills, disturbed disks and load; lines go to results/reliability-load.jsonl. About an hour.
 chaos: $(VENV)/installed-test

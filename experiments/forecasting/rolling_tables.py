@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import ttest_rel
 
 from experiments import templates
+from experiments.forecasting import rows
 from experiments.forecasting.nine_sets import SETS
-from experiments.forecasting.rolling_runs import ABLATIONS, DEFAULT, GROUPS, LEVEL, NO_POOL, RIVALS, SAMPLES, alone
+from experiments.forecasting.rolling_runs import (
+    ABLATIONS,
+    DEFAULT,
+    GROUPS,
+    KEYS,
+    LEVEL,
+    NO_POOL,
+    RIVALS,
+    SAMPLES,
+    alone,
+)
 from experiments.forecasting.tables import TITLES
+from experiments.grid import Grid
+from experiments.records import Records
+from experiments.table import Line, Request, Table, resumed
 
 NAME = "forecasting-rolling"
 PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
@@ -23,23 +35,21 @@ DEEPVAR = {"base": "DeepVAR", "probhard-or": "DeepVAR, Or", "probhard-ob": "Deep
 RESAMPLES, TIE = 2000, 0.01
 OVERLAPPING = ("tourism",)  # windows that share rows: not tested
 
-Line = dict[str, Any]
 Scores = dict[tuple[str, str], dict[int, float]]  # CRPS by (row, set) and origin
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page; returns the files that were written.
+def table(request: Request) -> Table:
+    """The table, with its data sets; DeepVAR's lines are read from the ``forecasting.jsonl`` beside its own."""
 
-    Args:
-        folder: Where to write; DeepVAR's lines are read from its ``forecasting.jsonl``.
-        lines: Result lines of the table.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{NAME}.md"
-    earlier = folder / "forecasting.jsonl"
-    networks = [json.loads(line) for line in earlier.read_text().splitlines()] if earlier.exists() else []
-    page.write_text(render(lines, networks))
-    return [page]
+    def grid(path: Path) -> Grid:
+        from experiments.forecasting import rolling_runs
+
+        return rolling_runs.grid(path, request.names("problems"))
+
+    def page(lines: Sequence[Line]) -> str:
+        return render(lines, Records(request.folder / "forecasting.jsonl", rows.KEYS).read())
+
+    return Table(NAME, KEYS, resumed(grid, request), page)
 
 
 def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:

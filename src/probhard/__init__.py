@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         trapezoid_weights,
         vectorise,
     )
-    from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
+    from probhard.ensembles import DeepEnsemble, MCDropout
     from probhard.errors import (
         ConvergenceError,
         InfeasibleError,
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from probhard.projection.base import Projector, Solution, Stats
     from probhard.projection.frozen import FrozenIterations, FrozenProjection
     from probhard.projection.layer import DPPL
+    from probhard.projection.mixture import Mixture
     from probhard.projection.projected import Projected
     from probhard.score import (
         BlockMeans,
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
         functional_rule,
         functionals_from_record,
         mse,
+        n_merci,
         nll,
         pit,
         quantile_loss,
@@ -145,7 +147,7 @@ __all__ += [
     "vectorise",
 ]
 _defined_in("constraints")
-__all__ += ["DeepEnsemble", "MCDropout", "Mixture"]
+__all__ += ["DeepEnsemble", "MCDropout"]
 _defined_in("ensembles")
 __all__ += [
     "ConvergenceError",
@@ -187,6 +189,8 @@ __all__ += ["FrozenIterations", "FrozenProjection"]
 _defined_in("projection.frozen")
 __all__ += ["DPPL"]
 _defined_in("projection.layer")
+__all__ += ["Mixture"]
+_defined_in("projection.mixture")
 __all__ += ["Projected"]
 _defined_in("projection.projected")
 __all__ += [
@@ -204,6 +208,7 @@ __all__ += [
     "functional_rule",
     "functionals_from_record",
     "mse",
+    "n_merci",
     "nll",
     "pit",
     "quantile_loss",

@@ -18,6 +18,7 @@ RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
     *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
+    *("multivariate", "multimodal", "sampling", "inference", "metrics", "reliability"),
 )
 
 
@@ -37,12 +38,12 @@ def bench(
     render: Annotated[bool, typer.Option("--render", help="Only render the lines that are there.")] = False,
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
-    command = _from_checkout("experiments.command")
+    command, tables = (_from_checkout(f"experiments.{name}") for name in ("command", "table"))
     if not render:
         from probhard.cli._outputs import check_writable
 
         check_writable(output, "--output")
-    request = command.Request(
+    request = tables.Request(
         table=table,
         epochs=epochs,
         seeds=seeds,

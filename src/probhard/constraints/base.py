@@ -231,8 +231,12 @@ class Constraint(ABC):
         Raises:
             ShapeError: u does not have n variables.
         """
+        return sum(part.square().sum(-1) for part in self.violated(u))
+
+    def violated(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals (*batch, q) and positive excesses (*batch, p) of u (*batch, n); raises as ``penalty``."""
         self.check_event(u, "The point")
-        return self.residual(u).square().sum(-1) + self.excess(u).clamp(min=0).square().sum(-1)
+        return self.residual(u), self.excess(u).clamp(min=0)
 
     def check_event(self, u: Tensor, name: str) -> None:
         """Check the number of variables.

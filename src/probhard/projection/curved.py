@@ -21,12 +21,12 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import finished, within
 from probhard.projection.curved_faces import FaceSearch, masked_weight
 from probhard.projection.curved_functions import JointFunction
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
 from probhard.projection.nonlinear_diagnosis import Attempt
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import finished, within
 from probhard.tangent import Differential
 
 
