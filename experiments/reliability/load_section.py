@@ -1,6 +1,6 @@
 """The section on kills, disks and load of the page of reliability: ``section(folder)`` is its Markdown.
 
-The lines are those of ``kills``, ``disks`` and ``load``, in ``reliability-load.jsonl``. Parts without lines are left out.
+The lines are those of ``kills``, ``disks`` and ``load``, in ``reliability-load.jsonl``. Parts without lines stay out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _disks(lines: Lines) -> str:
 def _pool(line: dict[str, Any]) -> str:
     return (
         f"{line['calls']} calls of `reconcile` with {line['nodes']} nodes in one pool of {line['workers']} processes: "
-        f"{line['failed']} failed, {line['different']} differed from a call on its own, {line['seconds']:.0f} s in all. "
+        f"{line['failed']} failed, {line['different']} differed from one on its own, {line['seconds']:.0f} s in all. "
         f"A call took {line['cpu_seconds']:.2f} s of CPU time (median; {line['alone_seconds']:.2f} s on its own and "
         f"first) and at most {line['peak_megabytes']:.0f} MB."
     )
