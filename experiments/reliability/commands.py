@@ -1,4 +1,4 @@
-"""Small runs of every command, for trials that disturb them, and the figures that a run leaves behind.
+"""Small runs of every command, for trials that disturb them.
 
 A child process is forked from one that has imported everything, so that a run takes about a second and a signal can hit
 any part of its work.
@@ -7,8 +7,6 @@ any part of its work.
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 import os
 import signal
 import sys
@@ -16,22 +14,17 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from probhard.cli import _outputs, main
-from probhard.errors import ProbhardError
+from probhard.cli import main
 from probhard.io.fields import write_npz
 
-VOLATILE = ("seconds", "versions", "files", "time", "input", "output", "model", "milliseconds", "their_milliseconds")
-UNCOMPARED = ("checkpoints", "fits", ".work")  # folders of intermediate results
-LEFT = (".partial", ".probhard-")  # parts of the names of temporary files
 TRAIN = """\
 constraints: [conservation: {mass: amount}, nonnegative]
 per: time
@@ -180,8 +173,12 @@ class Child:
         """Fork and run a command; ``first`` runs in the child before it."""
         sys.stdout.flush()
         sys.stderr.flush()
+        reading, writing = os.pipe()
         process = os.fork()
         if process:
+            os.close(writing)
+            os.read(reading, 1)  # until the command begins
+            os.close(reading)
             return cls(process, log)
         status = 1
         try:
@@ -192,6 +189,7 @@ class Child:
             warnings.simplefilter("ignore")
             if first is not None:
                 first()
+            os.write(writing, b"1")
             status = main(arguments)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
@@ -223,67 +221,3 @@ def timed(arguments: Sequence[str], log: Path) -> tuple[int, float]:
     started = time.perf_counter()
     status, _ = run(arguments, log=log)
     return status, time.perf_counter() - started
-
-
-def figures(folder: Path) -> dict[str, Any]:
-    """Return the content of all results of a folder, without what differs between equal runs.
-
-    Raises:
-        Exception: A file is not whole.
-    """
-    found: dict[str, Any] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not any(part in f"{name}/" for part in UNCOMPARED):
-            found[name] = _content(path)
-    return found
-
-
-def _content(path: Path) -> Any:
-    if path.suffix == ".json":
-        return _steady(json.loads(path.read_text()))
-    if path.suffix == ".jsonl":
-        return [_steady(json.loads(line)) for line in path.read_text().splitlines()]
-    if path.suffix == ".npz":
-        with np.load(path) as arrays:
-            return {name: _hash(np.ascontiguousarray(arrays[name]).tobytes()) for name in arrays}
-    if path.suffix == ".pt":
-        content = torch.load(path, weights_only=True)
-        return {name: _hash(value.numpy().tobytes()) for name, value in content.get("state", content).items()}
-    if path.suffix in (".md", ".html", ".png"):  # with times or random identifiers: whole, at least
-        return path.stat().st_size > 0
-    return _hash(path.read_bytes())
-
-
-def _steady(value: Any) -> Any:
-    """JSON values without times and paths."""
-    if isinstance(value, Mapping):
-        return {name: _steady(part) for name, part in value.items() if name not in VOLATILE}
-    return [_steady(part) for part in value] if isinstance(value, list) else value
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def temporary(folder: Path) -> list[str]:
-    """Names of temporary files that are left in a folder."""
-    return [path.name for path in folder.rglob("*") if any(part in path.name for part in LEFT)]
-
-
-def broken_promises(folder: Path) -> list[str]:
-    """What is wrong in a folder after a run was ended: certificates that do not hold, and files that are not whole."""
-    wrong = []
-    for path in folder.rglob("*.json"):
-        if "checked" in path.read_text(errors="replace"):
-            try:
-                _outputs.verify(path)
-            except ProbhardError as error:
-                wrong.append(str(error))
-    try:
-        for path in folder.rglob("*"):
-            if path.is_file() and not any(part in path.name for part in LEFT):
-                _content(path)
-    except Exception as error:  # of any reader
-        wrong.append(f"half a file: {error}")
-    return wrong

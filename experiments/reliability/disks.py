@@ -24,10 +24,11 @@ from typing import Any
 import torch
 
 from experiments.records import Records
-from experiments.reliability.commands import COMMANDS, Command, broken_promises, figures, prepare, run, temporary, warm
+from experiments.reliability.commands import COMMANDS, Command, prepare, run, warm
 from experiments.reliability.kills import FILE, KEYS
+from experiments.reliability.remains import broken_promises, figures, temporary
 
-SIZE, FREE, LIMIT = 8_000_000, 12_000, 3_000  # bytes of the disk, those left, and of the largest file
+SIZE, FREE, LIMIT = 40_000_000, 12_000, 3_000  # bytes of the disk, those left, and of the largest file
 KINDS = ("full disk", "read-only", "largest file")
 REFUSED = 2
 

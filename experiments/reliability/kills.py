@@ -22,18 +22,8 @@ import numpy as np
 import torch
 
 from experiments.records import Records
-from experiments.reliability.commands import (
-    COMMANDS,
-    Child,
-    Command,
-    broken_promises,
-    figures,
-    prepare,
-    run,
-    temporary,
-    timed,
-    warm,
-)
+from experiments.reliability.commands import COMMANDS, Child, Command, prepare, run, timed, warm
+from experiments.reliability.remains import broken_promises, figures, temporary
 
 KEYS = ("kind", "case")
 FILE = "reliability-load.jsonl"

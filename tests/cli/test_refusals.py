@@ -114,9 +114,9 @@ def test_limits_of_the_process_count(monkeypatch):
 def test_space_is_estimated_before_training(folder: Path, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 100))
     for command in (PROJECT, RECONCILE, ["demo", "--quick", "--output", "out"]):
-        assert "GB left" in refused(capsys, command)
+        assert "MB left" in refused(capsys, command)
     assert train(waves()) == 2
-    assert "GB left" in capsys.readouterr().err
+    assert "MB left" in capsys.readouterr().err
     assert not Path("run").exists()
 
 
