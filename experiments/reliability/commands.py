@@ -1,4 +1,4 @@
-"""Small runs of every command, for trials that disturb them, and the figures that a run leaves behind.
+"""Small runs of every command, for trials that disturb them.
 
 A child process is forked from one that has imported everything, so that a run takes about a second and a signal can hit
 any part of its work.
@@ -7,28 +7,24 @@ any part of its work.
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from probhard.cli import _outputs, main
-from probhard.errors import ProbhardError
+from probhard.cli import main
+from probhard.io.fields import write_npz
 
-VOLATILE = ("seconds", "versions", "files", "time", "input", "output", "model", "milliseconds", "their_milliseconds")
-UNCOMPARED = ("checkpoints", "fits", ".work")  # folders of intermediate results
-LEFT = (".partial", ".probhard-")  # parts of the names of temporary files
 TRAIN = """\
 constraints: [conservation: {mass: amount}, nonnegative]
 per: time
@@ -105,14 +101,14 @@ def prepare(inputs: Path) -> None:
     random, x, times = np.random.default_rng(0), np.linspace(0, 2, 12), np.linspace(0, 1, 3)
     mean = random.normal(1.0, 0.1, (60, 50))
     arrays = {"mean": mean, "stddev": np.full_like(mean, 0.1), "x": np.linspace(0, 1, 50), "total": np.array(1.0)}
-    np.savez(inputs / "fields.npz", **arrays)  # type: ignore[arg-type]
+    write_npz(inputs / "fields.npz", arrays)
     (inputs / "fields.yaml").write_text("constraints:\n  - conservation: {mass: total}\n  - nonnegative\n")
     rate = random.uniform(0.5, 2, size=(16, 1, 1))
     solutions = np.exp(-rate * times[:, None]) * np.square(np.sin(x + rate)) + 0.1
     common = {"time": times, "x": x}
-    waves = {"parameters": rate[:, 0, 0], "amount": np.trapezoid(solutions, x)}
-    np.savez(inputs / "waves.npz", solutions=solutions, **waves, **common)
-    np.savez(inputs / "new.npz", **{name: array[:4] for name, array in waves.items()}, **common)
+    waves = {"parameters": rate[:, 0, 0], "amount": np.asarray(np.trapezoid(solutions, x))}
+    write_npz(inputs / "waves.npz", {"solutions": solutions, **waves, **common})
+    write_npz(inputs / "new.npz", {**{name: array[:4] for name, array in waves.items()}, **common})
     (inputs / "train.yaml").write_text(TRAIN)
     _write_series(inputs, random)
     _write_shop(inputs, random)
@@ -123,12 +119,24 @@ def prepare(inputs: Path) -> None:
             raise RuntimeError(f"The undisturbed {name} ended with {status}: {text}")
 
 
+def warm(inputs: Path, names: Sequence[str]) -> None:
+    """Run commands in this process once, so that children find everything imported and compiled."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, (inputs / "log").open("w") as log, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with redirect_stdout(log), redirect_stderr(log):
+                status = main(COMMANDS[name].at(inputs, Path(folder)))
+        if status:
+            raise RuntimeError(f"The undisturbed {name} ended with {status}: {(inputs / 'log').read_text()}")
+
+
 def _write_series(inputs: Path, random: np.random.Generator) -> None:
     """Forecasts of 4 regions of 10 shops each over 6 months."""
     groups = np.kron(np.eye(4), np.ones(10))
     summing = np.vstack([np.ones((1, 40)), groups, np.eye(40)])
     names = ["Total", *(f"region{i}" for i in range(4)), *(f"shop{i}" for i in range(40))]
-    rows = [["unique_id", *names[5:]], *([name, *map(int, row)] for name, row in zip(names, summing))]
+    rows: list[list[Any]] = [["unique_id", *names[5:]]]
+    rows += [[name, *map(int, row)] for name, row in zip(names, summing)]
     _write_csv(inputs / "S.csv", rows)
     content: list[list[Any]] = [["unique_id", "ds", "ETS", "ETS-lo-80", "ETS-hi-80"]]
     for month in range(1, 7):
@@ -165,8 +173,12 @@ class Child:
         """Fork and run a command; ``first`` runs in the child before it."""
         sys.stdout.flush()
         sys.stderr.flush()
+        reading, writing = os.pipe()
         process = os.fork()
         if process:
+            os.close(writing)
+            os.read(reading, 1)  # until the command begins
+            os.close(reading)
             return cls(process, log)
         status = 1
         try:
@@ -177,6 +189,7 @@ class Child:
             warnings.simplefilter("ignore")
             if first is not None:
                 first()
+            os.write(writing, b"1")
             status = main(arguments)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
@@ -208,67 +221,3 @@ def timed(arguments: Sequence[str], log: Path) -> tuple[int, float]:
     started = time.perf_counter()
     status, _ = run(arguments, log=log)
     return status, time.perf_counter() - started
-
-
-def figures(folder: Path) -> dict[str, Any]:
-    """Return the content of all results of a folder, without what differs between equal runs.
-
-    Raises:
-        Exception: A file is not whole.
-    """
-    found: dict[str, Any] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not any(part in f"{name}/" for part in UNCOMPARED):
-            found[name] = _content(path)
-    return found
-
-
-def _content(path: Path) -> Any:
-    if path.suffix == ".json":
-        return _steady(json.loads(path.read_text()))
-    if path.suffix == ".jsonl":
-        return [_steady(json.loads(line)) for line in path.read_text().splitlines()]
-    if path.suffix == ".npz":
-        with np.load(path) as arrays:
-            return {name: _hash(np.ascontiguousarray(arrays[name]).tobytes()) for name in arrays}
-    if path.suffix == ".pt":
-        content = torch.load(path, weights_only=True)
-        return {name: _hash(value.numpy().tobytes()) for name, value in content.get("state", content).items()}
-    if path.suffix in (".md", ".html", ".png"):  # with times or random identifiers: whole, at least
-        return path.stat().st_size > 0
-    return _hash(path.read_bytes())
-
-
-def _steady(value: Any) -> Any:
-    """JSON values without times and paths."""
-    if isinstance(value, Mapping):
-        return {name: _steady(part) for name, part in value.items() if name not in VOLATILE}
-    return [_steady(part) for part in value] if isinstance(value, list) else value
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def temporary(folder: Path) -> list[str]:
-    """Names of temporary files that are left in a folder."""
-    return [path.name for path in folder.rglob("*") if any(part in path.name for part in LEFT)]
-
-
-def broken_promises(folder: Path) -> list[str]:
-    """What is wrong in a folder after a run was ended: certificates that do not hold, and files that are not whole."""
-    wrong = []
-    for path in folder.rglob("*.json"):
-        if "checked" in path.read_text(errors="replace"):
-            try:
-                _outputs.verify(path)
-            except ProbhardError as error:
-                wrong.append(str(error))
-    try:
-        for path in folder.rglob("*"):
-            if path.is_file() and not any(part in path.name for part in LEFT):
-                _content(path)
-    except Exception as error:  # of any reader
-        wrong.append(f"half a file: {error}")
-    return wrong

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 
 from experiments.records import Records
-from experiments.reliability.commands import COMMANDS, Command, broken_promises, figures, prepare, run, temporary
+from experiments.reliability.commands import COMMANDS, Command, prepare, run, warm
 from experiments.reliability.kills import FILE, KEYS
+from experiments.reliability.remains import broken_promises, figures, temporary
 
-SIZE, FREE, LIMIT = 8_000_000, 12_000, 3_000  # bytes of the disk, those left, and of the largest file
+SIZE, FREE, LIMIT = 40_000_000, 12_000, 3_000  # bytes of the disk, those left, and of the largest file
 KINDS = ("full disk", "read-only", "largest file")
 REFUSED = 2
 
@@ -100,6 +101,7 @@ def trials(names: Sequence[str], kinds: Sequence[str], folder: Path) -> list[dic
     torch.set_num_threads(1)
     inputs, log, lines = folder / "inputs", folder / "log", list[dict[str, Any]]()
     prepare(inputs)
+    warm(inputs, [name for name in names if name != "verify"])
     for name in names:
         command, good = COMMANDS[name], folder / "good"
         if name == "verify":

@@ -22,17 +22,8 @@ import numpy as np
 import torch
 
 from experiments.records import Records
-from experiments.reliability.commands import (
-    COMMANDS,
-    Child,
-    Command,
-    broken_promises,
-    figures,
-    prepare,
-    run,
-    temporary,
-    timed,
-)
+from experiments.reliability.commands import COMMANDS, Child, Command, prepare, run, timed, warm
+from experiments.reliability.remains import broken_promises, figures, temporary
 
 KEYS = ("kind", "case")
 FILE = "reliability-load.jsonl"
@@ -51,13 +42,11 @@ class Trial:
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder, self.inputs = folder, folder / "inputs"
         prepare(self.inputs)
+        warm(self.inputs, names)
         self.expected, self.seconds = dict[str, dict[str, Any]](), dict[str, float]()
         for name in names:
             output = self.fresh("undisturbed")
-            for _ in range(2):  # the first one fills caches
-                shutil.rmtree(output)
-                output.mkdir()
-                status, self.seconds[name] = timed(COMMANDS[name].at(self.inputs, output), folder / "log")
+            status, self.seconds[name] = timed(COMMANDS[name].at(self.inputs, output), folder / "log")
             if status:
                 raise RuntimeError(f"The undisturbed {name} ended with {status}: {(folder / 'log').read_text()}")
             self.expected[name] = figures(output)
@@ -127,6 +116,7 @@ def trials(count: int, names: Sequence[str], folder: Path, seed: int = 0) -> lis
     while len(lines) < count and number < 4 * count:  # a kill that comes too late is made again
         command = COMMANDS[names[len(lines) % len(names)]]
         name = list(SIGNALS)[(len(lines) // len(names)) % len(SIGNALS)]
+        print(f"{len(lines)}: {command.name}, {name}", flush=True)
         line = trial.kill(command, name, float(random.uniform(0, 0.95)), over=bool(random.uniform() < 0.5))
         number += 1
         if line["hit"] or not line["same"] or line["wrong"]:

@@ -23,8 +23,8 @@ from torch import nn
 
 import probhard as ph
 from experiments.records import Records
-from experiments.reliability.commands import figures
 from experiments.reliability.kills import FILE, KEYS
+from experiments.reliability.remains import figures
 from probhard.cli import main as command
 
 CALLS, WORKERS, NODES, STEPS = 100, 20, 500, 6

@@ -124,7 +124,7 @@ def check_space(folder: Path, size: float, what: str, fix: str) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ParameterError(
-            f"{what} takes about {size / 1e9:.3g} GB on disk, and {folder} has {free / 1e9:.3g} GB left.",
+            f"{what} would take about {size / 1e6:,.3g} MB on disk, and {folder} has {free / 1e6:,.3g} MB left.",
             "The results would be lost after all the work.",
             fix,
         )

@@ -61,7 +61,7 @@ def check_memory(size: float, what: str, fix: str) -> None:
     free = available()
     if free is not None and size > free:
         raise ParameterError(
-            f"{what} take about {size / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free.",
+            f"{what} would take about {size / 1e9:,.3g} GB of memory, and {free / 1e9:,.3g} GB are free.",
             "The system would end the run when memory is used up.",
             fix,
         )

@@ -20,7 +20,7 @@ import typer
 from probhard import __version__
 from probhard._util import memory
 from probhard.cli.bench import bench
-from probhard.cli.demo import demo
+from probhard.cli.demo import INTERRUPTED, demo
 from probhard.cli.forecast import forecast
 from probhard.cli.predict import predict
 from probhard.cli.project import project
@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             typer.main.get_command(app).main(arguments, prog_name="probhard")
     except SystemExit as end:
         return int(end.code or 0)
+    except KeyboardInterrupt:  # before or after the command itself
+        return INTERRUPTED
     except (ProbhardError, MissingExtraError) as error:
         return _refuse(str(error))
     except (OSError, MemoryError, RuntimeError) as error:
