@@ -1,4 +1,4 @@
-"""The solver of last resort for polyhedra: flat sets and weights of many decades, against Clarabel and by conditions."""
+"""The solver of last resort for polyhedra: flat sets and weights of many decades, against Clarabel."""
 
 from __future__ import annotations
 

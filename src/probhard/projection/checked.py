@@ -32,7 +32,7 @@ def finished(
         value = value.to(z.dtype)
         if parts.box is not None:
             lower, upper = parts.box.lower.to(value), parts.box.upper.to(value)
-            value = value + (value.detach().clamp(lower, upper) - value).detach()
+            value = placed(value, value.detach().clamp(lower, upper))
     residual = relative_violation(parts, value.detach(), z.detach())
     return Solution(value, tangent, Stats(steps, residual, settled & (residual <= TOLERANCE[z.dtype]), local))
 
@@ -60,8 +60,8 @@ def feasible(parts: Parts, z: Tensor, value: Tensor, other: Tensor) -> Tensor:
         if not bool(worse.any()):
             return value
         worse &= relative_violation(parts, other, z) < here
-        shift = torch.where(worse.unsqueeze(-1), other - value, 0.0)
-    return value + shift
+        target = torch.where(worse.unsqueeze(-1), other, value)
+    return placed(value, target)
 
 
 def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -72,5 +72,9 @@ def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
             gap = (u - bound).abs_()
             close = (gap <= torch.add(size, bound.abs(), alpha=ROUNDING)).logical_and_(gap < torch.inf)
             fixed = torch.where(close, bound, fixed)
-        shift = fixed.sub_(u)
-    return u + shift
+    return placed(u, fixed)
+
+
+def placed(u: Tensor, target: Tensor) -> Tensor:
+    """The numbers of ``target``, exactly, with the gradients of u: ``u + (target - u)`` would round."""
+    return target.detach() + (u - u.detach()) if torch.is_grad_enabled() else target

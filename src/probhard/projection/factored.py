@@ -27,6 +27,7 @@ from probhard.laws.covariance import Factored
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import placed
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import censored_laws
@@ -138,8 +139,7 @@ class FactoredProjector(Projector):
         if z.dtype != torch.float64:  # rounded again, never out of its bounds
             box = self.parts.box
             if box is not None:
-                kept = value.detach().clamp(box.lower.to(value), box.upper.to(value))
-                value = value + (kept - value).detach()
+                value = placed(value, value.detach().clamp(box.lower.to(value), box.upper.to(value)))
         stats = found.stats
         converged = stats.converged & settled
         if not bool(converged.all()):

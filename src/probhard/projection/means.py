@@ -15,7 +15,9 @@ from torch import Tensor
 from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking, no_autocast, safe_sqrt
 from probhard.constraints.base import Constraint
+from probhard.constraints.box import Box
 from probhard.projection.base import Projector
+from probhard.projection.checked import placed
 from probhard.projection.policy import Policy
 
 
@@ -55,6 +57,7 @@ def feasible_mean(mean: Tensor, loc: Tensor, constraint: Constraint, projector: 
         return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
     if policy.approximate or not checking():
         return mean
+    mean = _clipped(mean, constraint)
     with torch.no_grad(), no_autocast(mean):
         at = torch.where(known, mean, loc)
         size = torch.maximum(at.abs(), loc.abs()).amax(-1, keepdim=True)
@@ -66,3 +69,11 @@ def feasible_mean(mean: Tensor, loc: Tensor, constraint: Constraint, projector: 
     policy.check(replace(solution.stats, converged=converged), projector, at)
     moved = torch.where(solution.stats.converged.unsqueeze(-1), solution.value - at, torch.nan)
     return mean + torch.where(off, moved, 0.0)
+
+
+def _clipped(mean: Tensor, constraint: Constraint) -> Tensor:
+    """Averages within bounds, which the rounding of a sum of equal numbers may leave; gradients are unchanged."""
+    for part in constraint.resolve(mean.shape[-1]).parts():
+        if isinstance(part, Box):
+            mean = placed(mean, mean.detach().clamp(part.lower.to(mean), part.upper.to(mean)))
+    return mean
