@@ -94,14 +94,20 @@ def test_the_default_takes_the_rule_where_it_fits():
 @pytest.mark.parametrize("sd", [0.0, 1e-9, 1e-5, 30.0])
 def test_extreme_spreads_are_finite(sd):
     mean = (HELD + 0.2 * normal(7, 50, 8)).requires_grad_()
-    law = ph.DPPL()((mean, torch.full((50, 8), sd, dtype=torch.float64)), TURNOVER)
-    point = ph.DPPL().project(mean.detach(), TURNOVER, dist=(mean.detach(), torch.full((50, 8), 1.0).double())).value
+    layer = ph.DPPL("oblique" if sd else "orthogonal")
+    law = layer((mean, torch.full((50, 8), sd, dtype=torch.float64)), TURNOVER)
+    point = ph.DPPL("orthogonal").project(mean.detach(), TURNOVER).value
     laws = law.marginals
     ph.crps(law, HELD.expand(50, 8)).sum().backward()
     assert all(torch.isfinite(x).all() for x in (laws.mean, laws.variance, mean.grad))
     assert TURNOVER.violation(law.mean).max() < 1e-12
     if sd < 1:
         torch.testing.assert_close(laws.mean, point, atol=4 * sd + 1e-9, rtol=0)
+
+
+def test_laws_without_any_spread_or_weight_are_an_error():
+    with pytest.raises(ph.ConvergenceError, match="floor on the variances"):
+        ph.crps(ph.DPPL()((HELD, torch.zeros(8, dtype=torch.float64)), TURNOVER), HELD)
 
 
 def test_batches_and_single_precision():

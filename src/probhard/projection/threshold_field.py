@@ -15,6 +15,7 @@ from probhard._util.jit import AVAILABLE
 from probhard._util.numerics import floored
 from probhard._util.tensors import broadcast, checking
 from probhard.constraints.l1_ball import L1Ball
+from probhard.errors import ConvergenceError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.family import NORMAL
@@ -118,10 +119,19 @@ class ThresholdField:
     def _first_order(
         self, base: LocationScale, sides: Sides, loc: Tensor, scale: Tensor, shape: torch.Size
     ) -> tuple[Tensor, Tensor]:
-        """Locations and scales (sides, *batch, n), those of the delta method where there is no fixed point."""
+        """Locations and scales (sides, *batch, n), those of the delta method where there is no fixed point.
+
+        Raises:
+            ConvergenceError: The projection of such a mean failed as well.
+        """
         solution, mean, stddev, _ = self.projector.moments(base.loc, base.cov)
         found = sides.settled.reshape(shape[:-1])
-        if solution is not None:
-            found = found | ~solution.stats.converged
+        if solution is not None and not bool((found | solution.stats.converged).all()):
+            lost = int((~found & ~solution.stats.converged).sum())
+            raise ConvergenceError(
+                f"The moments of {lost} of {found.numel()} laws were not found, nor the projection of their means.",
+                "Their weights or variances may be zero, or not finite.",
+                "Set a floor on the variances, or use another metric.",
+            )
         found = found.unsqueeze(-1)
         return torch.where(found, loc, mean.to(loc)), torch.where(found, scale, stddev.to(scale))
