@@ -42,6 +42,7 @@ from probhard.score import crps
 from probhard.tangent.linear import Tangent, tangent_of
 
 STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
+NEAR_STRENGTH = 4.0  # the same where one forecast is reconciled and nothing is pooled
 STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
 LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1
@@ -100,6 +101,9 @@ class MetricWeights:
         return Identity.like(stddev)
 
 
+NEAR = MetricWeights(1.0, 0.75)  # the best fixed metric on those windows
+
+
 @dataclass(frozen=True, eq=False)
 class PastForecast:
     """A forecast whose window is over.
@@ -127,7 +131,7 @@ class PastForecast:
 
 
 def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samples: int, seed: int) -> Tensor:
-    """Draw coherent paths from a base law.
+    """Draw coherent paths from a base law, (S, H, n), in float64.
 
     Args:
         law: The base law, (H, n).
@@ -135,9 +139,6 @@ def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samp
         hierarchy: The sums.
         samples: Number of paths S.
         seed: Seed of the noise.
-
-    Returns:
-        Paths, (S, H, n), in float64.
     """
     draws = law.draws(samples, seed)
     for steps, tangent in tangents(law, weights, hierarchy):
@@ -204,13 +205,13 @@ def learn_reconciliation(
     """Learn the metric and a factor of the deviations: the factor under the prior, the metric, the factor again.
 
     Args:
-        windows: Past forecasts.
-        hierarchy: The sums.
-        prior: The metric that few windows are drawn to.
+        windows, hierarchy: As for ``learn_metric``.
+        prior: The metric that few windows are drawn to; by default ``NEAR``.
     """
-    start = learn_scale(windows, MetricWeights() if prior is None else prior, hierarchy)
+    prior = NEAR if prior is None else prior
+    start = learn_scale(windows, prior, hierarchy)
     scaled = [replace(window, law=replace(window.law, stddev=start * window.law.stddev)) for window in windows]
-    weights = learn_metric(scaled, hierarchy, prior)
+    weights = learn_metric(scaled, hierarchy, prior, NEAR_STRENGTH)
     return weights, learn_scale(windows, weights, hierarchy)
 
 
@@ -218,9 +219,8 @@ def learn_scale(windows: Sequence[PastForecast], weights: MetricWeights, hierarc
     """Choose a factor c of all deviations by the CRPS of past forecasts, drawn to 1 as windows get few.
 
     Args:
-        windows: Past forecasts; none returns 1.
+        windows, hierarchy: As for ``learn_metric``; no window returns 1.
         weights: The metric.
-        hierarchy: The sums.
 
     Returns:
         ``c^(K / (K + 2))`` for K windows, with c between 1/4 and 4.
