@@ -13,7 +13,17 @@ from scipy.stats import ttest_rel
 
 from experiments import templates
 from experiments.forecasting.nine_sets import SETS
-from experiments.forecasting.rolling_runs import ABLATIONS, DEFAULT, GROUPS, LEVEL, NO_POOL, RIVALS, SAMPLES, alone
+from experiments.forecasting.rolling_runs import (
+    ABLATIONS,
+    DEFAULT,
+    GROUPS,
+    LEVEL,
+    NO_POOL,
+    NO_STEPS,
+    RIVALS,
+    SAMPLES,
+    alone,
+)
 from experiments.forecasting.tables import TITLES
 
 NAME = "forecasting-rolling"
@@ -61,7 +71,7 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         "behind": _behind(scores, sets),
         "first": f"{sum(_rank(scores, name)[2] <= 1 + TIE for name in sets)} of {len(sets)}",
         "crps": _crps(scores, sets),
-        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_POOL)),
+        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_STEPS, NO_POOL)),
         "flips": _flips(scores, sets),
         "coverage": _coverage(lines, "inside"),
         "sums": _coverage(lines, "inside_sums"),
@@ -152,7 +162,7 @@ def _crps(scores: Scores, sets: Sequence[str], chosen: Sequence[str] | None = No
 
 def _flips(scores: Scores, sets: Sequence[str]) -> str:
     table = []
-    for row in (*rows_of(scores), *ABLATIONS, NO_POOL):
+    for row in (*rows_of(scores), *ABLATIONS, NO_STEPS, NO_POOL):
         shared = [name for name in sets if (row, name) in scores]
         if not shared:
             continue

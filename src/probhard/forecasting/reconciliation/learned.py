@@ -147,15 +147,12 @@ def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samp
 
 
 def projected_moments(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy) -> tuple[Tensor, Tensor]:
-    """Means and deviations of the projected law, in closed form.
+    """Means ``P_h mean_h`` and deviations, roots of ``diag(P_h Sigma_h P_h^T)``, of the projected law, (H, n) each.
 
     Args:
         law: The base law, (H, n).
         weights: The metric.
         hierarchy: The sums.
-
-    Returns:
-        ``P_h mean_h`` and the roots of ``diag(P_h Sigma_h P_h^T)``, (H, n) each.
     """
     mean, variance = torch.empty_like(law.mean), torch.empty_like(law.mean)
     for steps, tangent in tangents(law, weights, hierarchy):
@@ -205,7 +202,8 @@ def learn_reconciliation(
     """Learn the metric and a factor of the deviations: the factor under the prior, the metric, the factor again.
 
     Args:
-        windows, hierarchy: As for ``learn_metric``.
+        windows: Past forecasts.
+        hierarchy: The sums.
         prior: The metric that few windows are drawn to; by default ``NEAR``.
     """
     prior = NEAR if prior is None else prior
@@ -219,8 +217,9 @@ def learn_scale(windows: Sequence[PastForecast], weights: MetricWeights, hierarc
     """Choose a factor c of all deviations by the CRPS of past forecasts, drawn to 1 as windows get few.
 
     Args:
-        windows, hierarchy: As for ``learn_metric``; no window returns 1.
+        windows: Past forecasts; none returns 1.
         weights: The metric.
+        hierarchy: The sums.
 
     Returns:
         ``c^(K / (K + 2))`` for K windows, with c between 1/4 and 4.
