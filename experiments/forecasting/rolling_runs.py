@@ -92,7 +92,7 @@ class Job:
             if fits is None:
                 fits = fitted(known, len(future.index), folder.parent / "fits")
             else:
-                fits = {row: fit.moved(known) for row, fit in fits.items()}
+                fits = moved(fits, known)
             seconds = time.process_time() - started
             for row, draws, joint in _rows(fits, known):
                 key = {"dataset": self.dataset, "method": row, "origin": number}
@@ -115,6 +115,12 @@ def fitted(known: HierarchicalData, horizon: int, folder: Path) -> Fits:
     best = min(scores, key=scores.__getitem__) if scores else next(iter(fits[DEFAULT].tuned.members))
     fits[NO_POOL] = only(fits[DEFAULT], best)  # the best member on past windows
     return fits
+
+
+def moved(fits: Fits, known: HierarchicalData) -> Fits:
+    """Forecast from the end of another history with the same parameters; rows share the members' forecasts."""
+    made = {one.name: one for one in fits[DEFAULT].moved(known).made}
+    return {row: replace(fit, made=[made[one.name] for one in fit.made]) for row, fit in fits.items()}
 
 
 def without_steps(fit: PooledForecast) -> PooledForecast:

@@ -76,6 +76,7 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         "coverage": _coverage(lines, "inside"),
         "sums": _coverage(lines, "inside_sums"),
         "sum_shares": ", ".join(f"{_held(lines, group)} ({group})" for group in GROUPS),
+        "top_share": _held([line for line in lines if "inside_sums" in line], GROUPS[0], "inside"),
         "origins": ", ".join(f"{NAMES[name]} {len(scores[DEFAULT, name])}" for name in sets),
     }
     return templates.fill(PAGE, values)
@@ -184,10 +185,10 @@ def _coverage(lines: Sequence[Line], field: str) -> str:
     return templates.table(["row", *GROUPS], table)
 
 
-def _held(lines: Sequence[Line], group: str) -> str:
+def _held(lines: Sequence[Line], group: str, field: str = "inside_sums") -> str:
     """Share of sums over the horizon inside the default's intervals, without its own interval."""
-    found = [line for line in lines if line["method"] == DEFAULT and "inside_sums" in line]
-    return _share([line for line in found if line["inside_sums"][group][1]], "inside_sums", group).split(" ")[0]
+    found = [line for line in lines if line["method"] == DEFAULT and field in line]
+    return _share([line for line in found if line[field][group][1]], field, group).split(" ")[0]
 
 
 def _share(lines: Sequence[Line], field: str, group: str) -> str:
