@@ -63,8 +63,8 @@ def _completed(random: np.random.RandomState, equal: np.ndarray) -> tuple[int, .
 
 CASES = {
     "dc3-convex": dc3_case,
-    "dc3-nonconvex": lambda: dc3_case(sine=True),
     "hardnet-nonconvex": hardnet_case,
+    "dc3-nonconvex": lambda: dc3_case(sine=True),
 }
 
 

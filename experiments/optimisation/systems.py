@@ -7,24 +7,28 @@ recipes, that of the papers (batch normalisation, dropout, Adam at 1e-4) and our
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import probhard as ph
 from experiments.optimisation import peers
 from experiments.optimisation.program_runs import Judge
+from experiments.optimisation.programs import Program
 from experiments.optimisation.system_problems import CASES, Case, toy_constraint, toy_grid, toy_points
 from experiments.optimisation.training import HIDDEN, Plan, network, train
 from experiments.records import Records
+from probhard._util.atomic import replacing
 from probhard.corrections import Completion
 from probhard.model import ConstrainedModel
 
 KEYS = ("case", "way", "recipe")
+EPOCHS, LONG = 30, 300  # of our recipe and of the papers', which has 1,000
 TOY, TOY_SEEDS, TOY_EPOCHS = "hardnet-toy", 5, 1000
 PUBLISHED, OURS = "published", "ours"
 WAYS = ("soft loss", "DC3", "HardNet-Aff", "HardNet++", "probhard")
@@ -101,7 +105,9 @@ class Warming:
         return model.loss(self.contexts[chosen]) / len(chosen)
 
 
-def program_lines(name: str, way: str, kind: str, recipe: Recipe, quick: bool = False) -> list[dict[str, Any]]:
+def program_lines(
+    name: str, way: str, kind: str, recipe: Recipe, folder: Path, quick: bool = False
+) -> list[dict[str, Any]]:
     """Train a system on a program and measure it on the test instances.
 
     Args:
@@ -109,6 +115,7 @@ def program_lines(name: str, way: str, kind: str, recipe: Recipe, quick: bool = 
         way: One of ``WAYS``.
         kind: The name of the recipe.
         recipe: The recipe.
+        folder: Keeps the optima of the test instances.
         quick: Few instances.
     """
     case = CASES[name]()
@@ -137,7 +144,7 @@ def program_lines(name: str, way: str, kind: str, recipe: Recipe, quick: bool = 
     model.train()
     done = train(model.parameters(), Warming(model, training, recipe.plan.batch), len(training), recipe.plan, validate)
     model.eval()
-    best = peers.optima(program, test)
+    best = _optima(program, test, folder / f"{name}-{len(test)}.pt")
     judge = Judge(program, test, program.objective(best))
     shared = {"case": name, "recipe": kind, "instances": len(test), "epochs": recipe.plan.epochs}
     shared |= {"step_ms": 1e3 * done.seconds / done.steps}
@@ -153,7 +160,18 @@ def program_lines(name: str, way: str, kind: str, recipe: Recipe, quick: bool = 
     return lines
 
 
-def _judged(judge: Judge, program: Any, test: Tensor, y: Tensor, seconds: float | None) -> dict[str, Any]:
+def _optima(program: Program, test: Tensor, path: Path) -> Tensor:
+    """Solutions of the test instances, computed once."""
+    if path.exists():
+        return torch.load(path, weights_only=True)
+    best = peers.optima(program, test)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
+        torch.save(best, unfinished)
+    return best
+
+
+def _judged(judge: Judge, program: Program, test: Tensor, y: Tensor, seconds: float | None) -> dict[str, Any]:
     """Objective, gaps, largest and mean violations, and the share of instances with a visible one."""
     constraint = program.constraint(test)
     violation = constraint.violation(y)
@@ -207,7 +225,7 @@ def toy_lines(way: str, epochs: int = TOY_EPOCHS, seeds: int = TOY_SEEDS) -> lis
         method = toy_methods()[way]
         model = ConstrainedModel(backbone, toy_constraint, method, lambda u, batch: (u - batch.target).square().sum(-1))
         plan = Plan(epochs, 1e-4, batch=len(x), seed=seed, constant=True)
-        train(model.parameters(), lambda chosen, m=model: m.loss((x[chosen], y[chosen])) / len(chosen), len(x), plan)
+        train(model.parameters(), partial(_toy_loss, model, x, y), len(x), plan)
         found = _predicted(model, grid)
         errors.append(float((found - target).square().mean()))
         violations.append(float(toy_constraint(grid).violation(found).max()))
@@ -220,8 +238,14 @@ def toy_lines(way: str, epochs: int = TOY_EPOCHS, seeds: int = TOY_SEEDS) -> lis
     ]  # fmt: skip
 
 
-def run(records: Records, names: Sequence[str], quick: bool = False, epochs: int = 150, long: int = 300) -> None:
-    """Run the units that have no line yet, in one thread.
+def _toy_loss(model: ConstrainedModel, x: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+    return model.loss((x[chosen], y[chosen])) / len(chosen)
+
+
+def pieces(
+    records: Records, names: Sequence[str], quick: bool = False, epochs: int = EPOCHS, long: int = LONG
+) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The work of every row that has no line yet; each piece returns its lines.
 
     Args:
         records: The file of result lines.
@@ -230,28 +254,21 @@ def run(records: Records, names: Sequence[str], quick: bool = False, epochs: int
         epochs: Of our recipe.
         long: Of the papers' recipe.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for unit in tqdm(list(_units(names)), unit="row"):
-            name, way, kind = unit
-            key = dict(zip(KEYS, unit))
-            with records.claim("-".join(unit).replace(" ", "_")) as free:
-                if not free or records.has(key):
-                    continue
-                if name == TOY:
-                    records.append(*(toy_lines(way, 5, 1) if quick else toy_lines(way)))
-                else:
-                    recipe = recipes(*((1, 1) if quick else (epochs, long)))[kind]
-                    records.append(*program_lines(name, way, kind, recipe, quick))
-    finally:
-        torch.set_num_threads(threads)
+    folder = records.folder("optima")
+    for name, way, kind in _units(names):
+        if records.has(dict(zip(KEYS, (name, way, kind)))):
+            continue
+        if name == TOY:
+            yield partial(toy_lines, way, *((5, 1) if quick else ()))
+        else:
+            recipe = recipes(*((1, 1) if quick else (epochs, long)))[kind]
+            yield partial(program_lines, name, way, kind, recipe, folder, quick)
 
 
 def _units(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Problem, system and recipe of every row: the toy, the papers' recipe where it has a figure, our recipe."""
+    """Problem, system and recipe of every row: our recipe, the toy, the papers' recipe where it has a figure."""
+    programs = [name for name in names or CASES if name != TOY]
+    yield from ((name, way, OURS) for name in programs for way in WAYS)
     if TOY in (names or (TOY,)):
         yield from ((TOY, way, PUBLISHED) for way in toy_methods())
-    programs = [name for name in names or CASES if name != TOY]
     yield from ((*row, PUBLISHED) for row in QUOTED if row[0] in programs)
-    yield from ((name, way, OURS) for name in programs for way in WAYS)

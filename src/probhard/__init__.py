@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         conformal,
         error_correlation,
     )
+    from probhard.comparison import Comparison, compare
     from probhard.constraints import (
         Ball,
         Box,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         trapezoid_weights,
         vectorise,
     )
+    from probhard.corrections import AffineShift, Completion, Correction, DampedSweeps
     from probhard.ensembles import DeepEnsemble, MCDropout
     from probhard.errors import (
         ConvergenceError,
@@ -117,6 +119,8 @@ def _defined_in(module: str) -> None:
 __all__ += ["Calibration", "ConformalModel", "ConformalSet", "CoverageReport", "calibrate", "conformal"]
 __all__ += ["error_correlation"]
 _defined_in("calibration")
+__all__ += ["Comparison", "compare"]
+_defined_in("comparison")
 __all__ += [
     "Ball",
     "Box",
@@ -147,6 +151,8 @@ __all__ += [
     "vectorise",
 ]
 _defined_in("constraints")
+__all__ += ["AffineShift", "Completion", "Correction", "DampedSweeps"]
+_defined_in("corrections")
 __all__ += ["DeepEnsemble", "MCDropout"]
 _defined_in("ensembles")
 __all__ += [

@@ -20,6 +20,7 @@ import typer
 from probhard import __version__
 from probhard._util import memory
 from probhard.cli.bench import bench
+from probhard.cli.compare import compare
 from probhard.cli.demo import INTERRUPTED, demo
 from probhard.cli.forecast import forecast
 from probhard.cli.predict import predict
@@ -45,6 +46,7 @@ app.command()(reconcile)
 app.command()(forecast)
 app.command()(train)
 app.command()(predict)
+app.command()(compare)
 app.command()(verify)
 
 

@@ -235,7 +235,8 @@ class Constraint(ABC):
         Raises:
             ShapeError: u does not have n variables.
         """
-        return sum(part.square().sum(-1) for part in self.violated(u))
+        equal, unequal = self.violated(u)
+        return equal.square().sum(-1) + unequal.square().sum(-1)
 
     def violated(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals (*batch, q) and positive excesses (*batch, p) of u (*batch, n); raises as ``penalty``."""
