@@ -4,11 +4,11 @@
 |-------------------------|------------------|----------------------------|----------------------------|
 | soft                    | residuals        | linear                     | nothing                    |
 | PDE-CL                  | residuals        | weights that fit the rows  | least squares of all rows  |
-| PDE-CL, 4 experts       | residuals        | the same, per region       | the same                   |
-| PDE-CL, untrained       | nothing          | as PDE-CL                  | the same                   |
-| PDE-CL law, probhard-ob | reference fields | as PDE-CL, and a variance  | known values and mass, too |
-| VarianceNO, base        | reference fields | mean and variance          | nothing                    |
-| VarianceNO, probhard-ob | reference fields | mean and variance          | known values and mass      |
+| PDE-CL 4 experts       | residuals        | the same, per region       | the same                   |
+| PDE-CL untrained       | nothing          | as PDE-CL                  | the same                   |
+| PDE-CL law probhard-ob | reference fields | as PDE-CL, and a variance  | known values and mass, too |
+| VarianceNO base        | reference fields | mean and variance          | nothing                    |
+| VarianceNO probhard-ob | reference fields | mean and variance          | known values and mass      |
 | solver                  | nothing          | no network: all rows solved for the field | all rows    |
 """
 
@@ -40,14 +40,15 @@ from probhard.training import Schedule, fit
 KEYS = ("problem", "row", "seed", "epochs")
 ROWS = (
     "solver",
-    "PDE-CL, untrained",
+    "PDE-CL untrained",
     "soft",
     "PDE-CL",
-    "VarianceNO, base",
-    "VarianceNO, probhard-ob",
-    "PDE-CL law, probhard-ob",
-    "PDE-CL, 4 experts",
+    "VarianceNO base",
+    "VarianceNO probhard-ob",
+    "PDE-CL law probhard-ob",
+    "PDE-CL 4 experts",
 )
+UNTRAINED = ROWS[:2]
 BASIS, FITTED = 24, 0.5  # functions, and share of the rows that weights are fitted to in training
 
 
@@ -67,18 +68,19 @@ class SolverJob:
     problem: str
     row: str
     seed: int = 0
-    epochs: int = 25
+    epochs: int = 10
     sizes: tuple[int, int, int] = (64, 16, 32)
     width: int = 16
 
     @property
     def name(self) -> str:
         """Identifies the job; a valid file name."""
-        return f"{self.problem}-{self.row.replace(' ', '-').replace(',', '')}-{self.seed}-{self.epochs}"
+        return f"{self.problem}-{self.row.replace(' ', '-')}-{self.seed}-{self.epochs}"
 
     def expected(self) -> list[dict[str, Any]]:
         """Return the key fields of the line that this job gives."""
-        return [{"problem": self.problem, "row": self.row, "seed": self.seed, "epochs": self.epochs}]
+        epochs = 0 if self.row in UNTRAINED else self.epochs
+        return [{"problem": self.problem, "row": self.row, "seed": self.seed, "epochs": epochs}]
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
         """Train and measure.
@@ -97,7 +99,7 @@ class SolverJob:
         )
         model = None if self.row == "solver" else self._model(case)
         started = time.process_time()
-        if model is not None and self.row != "PDE-CL, untrained":
+        if model is not None and self.row not in UNTRAINED:
             schedule = Schedule(self.epochs, 16, 3e-3, 0.0, halvings=4)
             fit(model, train, validation, schedule, seed=self.seed, directory=folder, progress=progress)
         seconds = time.process_time() - started
@@ -115,7 +117,7 @@ class SolverJob:
             return ConstrainedModel(backbone, case.known, free, score=_Residual(case))
         if self.row.startswith("VarianceNO"):
             backbone = VarianceNO(**options).double()
-            return ConstrainedModel(backbone, case.known, self.row.split(", ")[1])
+            return ConstrainedModel(backbone, case.known, self.row.split()[1])
         source = torch.Generator().manual_seed(self.seed)
         fitted = torch.rand(len(case.places), generator=source) < FITTED
         regions = blocks(case.shape, case.parts) if "experts" in self.row else None
@@ -179,7 +181,7 @@ def solved(case: Case, inputs: Tensor) -> Tensor:
 
 def grid(
     path: str | os.PathLike[str],
-    epochs: int = 25,
+    epochs: int = 10,
     seeds: Sequence[int] = (0,),
     problems: Sequence[str] = (),
     rows: Sequence[str] = (),

@@ -34,7 +34,7 @@ from probhard.pde.problems import Heat
 from probhard.training import Schedule, fit
 
 KEYS = ("problem", "row", "range", "seed", "epochs")
-MEMBERS, HEADS, PASSES, DROPOUT = 5, 10, 10, 0.1
+MEMBERS, HEADS, PASSES, DROPOUT = 3, 10, 10, 0.1
 WARM_UP = 10  # epochs of DiverseNO without diversity
 CHUNK = 20
 PROBLEMS: dict[str, tuple[type[Problem], tuple[tuple[float, float], ...]]] = {

@@ -16,7 +16,8 @@ from probhard.errors import ParameterError
 
 RESULTS = Path("results")
 TABLES = (
-    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
+    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "out-of-range", "diffusion", "pde-cl"),
+    *("forecasting", "forecasting-rolling"),
     *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
     *("multivariate", "multimodal", "sampling", "inference", "metrics", "reliability"),
 )

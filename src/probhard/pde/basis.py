@@ -3,7 +3,7 @@
 A network gives K basis functions b_k on the grid. Their weights are not learned: they solve the equation in least
 squares at some of its rows, for every field anew, and training lowers the residual at the other rows:
 
-    u = sum_k w_k b_k,   w = argmin sum over fitted rows of residual(u)^2,   loss = sum over other rows of residual(u)^2.
+    u = sum_k w_k b_k,  w = argmin sum over fitted rows of residual(u)^2,  loss = sum over other rows of residual(u)^2.
 
 With experts, every region of the grid has weights of its own, fitted to the rows that lie in it. Rows are those of a
 constraint, so the equation is written once. Nothing makes the residual exactly 0: that is a matter of the basis.

@@ -1,6 +1,6 @@
 """Weights that minimise squared residuals, with implicit gradients.
 
-    w* = argmin 1/2 |r(w)|^2 + ridge / 2 |w|^2,    dw* = -H^-1 d(grad),    H = J^T J + sum_i r_i (Hessian of r_i) + ridge
+    w* = argmin 1/2 |r(w)|^2 + ridge / 2 |w|^2,   dw* = -H^-1 d(grad),   H = J^T J + sum_i r_i (Hessian of r_i) + ridge
 
 A linear r needs one step, by QR of J. Otherwise Levenberg and Marquardt's damping ``(J^T J + m D) s = -grad`` grows
 until the objective falls; each batch element has its own. Where residuals stay, J^T J converges slowly: after a few
