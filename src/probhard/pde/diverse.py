@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probhard.ensembles import Mixture, MixtureBackbone
+from probhard.ensembles import MixtureBackbone
 from probhard.errors import ParameterError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch
 from probhard.pde.heads import FLOOR
 from probhard.pde.operators import HEAD, VarianceNO
+from probhard.projection.mixture import Mixture
 
 
 class DiverseNO(MixtureBackbone, VarianceNO):

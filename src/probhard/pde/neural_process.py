@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
 from probhard import score as scores
-from probhard.ensembles import Mixture, MixtureBackbone
+from probhard.ensembles import MixtureBackbone
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch
+from probhard.projection.mixture import Mixture
 
 LEAST = 1e-3  # of standard deviations, as in ProbConserv
 LAYERS = 2  # of self and of cross attention
