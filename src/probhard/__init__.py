@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
     from probhard.laws.marginals import CensoredMarginals, Marginals
     from probhard.laws.spectral import Spectral
+    from probhard.laws.split_marginals import SplitMarginals
     from probhard.laws.student_t import student_t
     from probhard.method import METHODS, Method, Step
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
@@ -181,6 +182,8 @@ __all__ += ["CensoredMarginals", "Marginals"]
 _defined_in("laws.marginals")
 __all__ += ["Spectral"]
 _defined_in("laws.spectral")
+__all__ += ["SplitMarginals"]
+_defined_in("laws.split_marginals")
 __all__ += ["student_t"]
 _defined_in("laws.student_t")
 __all__ += ["METHODS", "Method", "Step"]

@@ -8,6 +8,7 @@ from probhard.laws.field_correlation import spectral_correlation
 from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
 from probhard.laws.marginals import CensoredMarginals
 from probhard.laws.spectral import Spectral
+from probhard.laws.split_marginals import SplitMarginals
 from probhard.laws.student_t import student_t
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LowRank",
     "Marginals",
     "Spectral",
+    "SplitMarginals",
     "as_location_scale",
     "marginals",
     "shrunk_correlation",

@@ -111,20 +111,21 @@ class _Settled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bounds: Tensor, goals: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        data = [part.contiguous().numpy(force=True) for part in (x, bounds, row, goals)]
+        data = tuple(part.contiguous().numpy(force=True) for part in (x, bounds, goals))
+        slopes = row.contiguous().numpy(force=True)
         count, n, sides = x.shape[0], x.shape[1], bounds.shape[-1] // 2
         state, last, settled = np.empty((count, 8, n)), np.empty((count, 2)), np.empty(count, np.bool_)
         limits = (STEPS, WHOLE, CLOSE, COOLING)
-        settle(*data, sides, limits, state, last, settled)
+        settle(data[0], data[1], slopes, data[2], sides, limits, state, last, settled)
         out = np.zeros((count, n, 2 * sides))
         found = np.flatnonzero(settled)
         if len(found) < count:
-            data, state, last = [part if part is data[2] else part[found] for part in data], state[found], last[found]
+            data, state, last = tuple(part[found] for part in data), state[found], last[found]
         own = np.empty((len(found), n, 2 * sides))
-        placed(data[0], data[2], sides, state, last, own)
+        placed(data[0], slopes, sides, state, last, own)
         out[found] = own
         done = torch.from_numpy(settled).to(x.device)
-        ctx.known, ctx.sides, ctx.found = (*data[:3], state, last), sides, found
+        ctx.known, ctx.sides, ctx.found = (data[0], data[1], slopes, state, last), sides, found
         ctx.mark_non_differentiable(done)
         return torch.from_numpy(out).to(x), done
 

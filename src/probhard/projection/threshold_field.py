@@ -111,10 +111,11 @@ class ThresholdField:
         numbers = (right - (row * center).sum(-1), right if radius is None else radius)
         batch = broadcast(*(x.shape[:-1] for x in vectors), *(x.shape for x in numbers))
         total = batch.numel()
-        flat = [x.expand(*batch, n).reshape(total, n) for x in vectors]
+        mean, spread, own, low, high = (x.expand(*batch, n).reshape(total, n) for x in vectors)
         ends = [x.expand(batch).reshape(total) for x in numbers]
         radius = None if radius is None else ends[1]
-        return Thresholds(*flat, row, ends[0], radius), center, torch.Size((*batch, n))
+        problem = Thresholds(mean, spread, own, low, high, row, ends[0], radius)
+        return problem, center, torch.Size((*batch, n))
 
     def _first_order(
         self, base: LocationScale, sides: Sides, loc: Tensor, scale: Tensor, shape: torch.Size
