@@ -129,7 +129,7 @@ def _hierarchicalforecast(made: Case) -> Answer:
     from hierarchicalforecast.methods import MinTrace
 
     hierarchy = next(part for part in made.parts if part.name == "hierarchy")
-    summing = hierarchy.constraint.S.to_dense().numpy()  # type: ignore[attr-defined]
+    summing = hierarchy.constraint.summation.toarray()  # type: ignore[attr-defined]
     method = MinTrace("ols", nonnegative="nonnegative" in made.recipe.parts, num_threads=1)
     mean = method.fit_predict(S=summing, y_hat=made.law.loc.numpy()[:, None])["mean"]
     return np.asarray(mean)[:, 0], None

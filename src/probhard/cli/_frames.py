@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from probhard._util.atomic import replacing
-from probhard.errors import ParameterError
+from probhard.errors import MissingExtraError, ParameterError
 from probhard.forecasting.data.table import require
 
 FORMAT_HELP = {  # what a file must be, and what to do if it is not
@@ -49,11 +49,12 @@ def read(path: Path, texts: Sequence[str]) -> Any:
         )
     try:
         return _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
-    except ParameterError:
+    except (ParameterError, MissingExtraError):
         raise
-    except (ValueError, OSError) as error:
+    except Exception as error:  # damaged files make the libraries raise errors of any type
+        reason = str(error).strip() or type(error).__name__
         raise ParameterError(
-            f"{path} cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
+            f"{path} cannot be read: {reason.splitlines()[0].rstrip('.')}.",
             *FORMAT_HELP[path.suffix],
         ) from error
 

@@ -221,12 +221,16 @@ class Constraint(ABC):
             ShapeError: u does not have n variables.
         """
         self.check_event(u, "The point")
-        size = None if size is None else self.per_unit(u) * size
-        equal = relative(self.residual(u), self.scale(u), size)
-        return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), size))
+        sizes = (None, None) if size is None else (self.unit(u) * size, self.excess_unit(u) * size)
+        equal = relative(self.residual(u), self.scale(u), sizes[0])
+        return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), sizes[1]))
 
-    def per_unit(self, u: Tensor) -> Tensor | float:
-        """How much residuals or excesses (*batch, q) may change if all variables change by 1: their units."""
+    def unit(self, u: Tensor) -> Tensor | float:
+        """How much residuals (*batch, q) may change if all variables change by 1."""
+        return 1.0
+
+    def excess_unit(self, u: Tensor) -> Tensor | float:
+        """How much excesses (*batch, p) may change if all variables change by 1."""
         return 1.0
 
     def penalty(self, u: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class LinearInequality(Constraint):
     def excess_scale(self, u: Tensor) -> Tensor:
         return self.prepared.map.at(u).magnitude(u) + self.d.to(u).abs()
 
-    def per_unit(self, u: Tensor) -> Tensor:
+    def excess_unit(self, u: Tensor) -> Tensor:
         return self.prepared.map.at(u).magnitude(torch.ones_like(u))
 
     def resolve(self, n: int) -> Constraint:

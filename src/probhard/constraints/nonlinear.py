@@ -154,7 +154,7 @@ class NonlinearEquality(Constraint):
     def scale(self, u: Tensor) -> Tensor:
         return self.jacobian_rows(u).magnitude(u.abs() + 1e-8)
 
-    def per_unit(self, u: Tensor) -> Tensor:
+    def unit(self, u: Tensor) -> Tensor:
         return self.jacobian_rows(u).magnitude(torch.ones_like(u))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -255,8 +255,8 @@ class NonlinearInequality(Constraint):
     def excess_scale(self, u: Tensor) -> Tensor:
         return self.function.scale(u)
 
-    def per_unit(self, u: Tensor) -> Tensor | float:
-        return self.function.per_unit(u)
+    def excess_unit(self, u: Tensor) -> Tensor | float:
+        return self.function.unit(u)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         return self._copy(function=self.function.to(*args, **kwargs))
