@@ -115,7 +115,7 @@ def training(seconds: float) -> dict[str, Any]:
     while time.perf_counter() - started < seconds or len(readings) < 20:
         inputs = torch.rand(BATCH, 3)
         target = inputs.sum(-1, keepdim=True) * torch.rand(BATCH, CELLS)
-        loss = models[count % 2].loss((inputs, target, target.mean(-1)))
+        loss = models[count % 2].loss({"inputs": inputs, "target": target, "context": target.mean(-1)})
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

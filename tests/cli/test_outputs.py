@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from probhard._util import atomic
 from probhard.cli import _project, main
+from probhard.errors import ParameterError
 
 X = np.linspace(0, 1, 20)
 MASS = "constraints:\n  - conservation: {mass: total}\n"
@@ -150,3 +152,23 @@ def test_a_forecast_is_sealed_with_its_model_and_report(tmp_path: Path, capsys):
     (output / "certificate.json").write_text("{}")  # not ours any more
     assert main(run) == 2
     assert "not a certificate" in capsys.readouterr().err
+
+
+def test_ctrl_c_inside_a_reader_is_an_interruption(folder: Path, monkeypatch):
+    """Readers in C turn KeyboardInterrupt into errors of their own, which must not look like a bad file."""
+
+    def read(path: Path) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ParameterError("It cannot be read.") from error
+
+    monkeypatch.setattr(_project, "read_fields", read)
+    assert project(folder) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_sigterm_ends_a_command(folder: Path, monkeypatch):
+    monkeypatch.setattr(_project, "read_fields", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert project(folder) == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -219,3 +219,26 @@ def test_results_do_not_depend_on_chunks(folder: Path, monkeypatch):
             weights = np.full(20, 1 / 19)
             weights[[0, -1]] /= 2
             np.testing.assert_allclose(array @ weights, 1.0, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "text"),
+    [
+        ({"lags_seq": [1_000_000]}, [], "lags_seq has the lag 1000000, and the longest history 30 rows"),
+        ({"context_length": 10**10}, [], "Lower batch_size, context_length"),
+        ({"batch_size": 10**10}, [], "Lower batch_size, context_length"),
+        ({"hidden_size": 10**7}, [], "Lower batch_size, context_length"),
+        ({}, ["--horizon", str(10**9)], "or a shorter horizon"),
+        ({}, ["--draws", str(10**10)], "Ask for fewer draws"),
+    ],
+)
+def test_networks_beyond_history_or_memory(folder: Path, capsys, settings, options, text):
+    pytest.importorskip("gluonts")
+    stamps = pd.date_range("2020-01-01", periods=30, freq="MS").strftime("%Y-%m-%d")
+    parts = [pd.DataFrame({"shop": name, "date": stamps, "y": np.arange(30.0) + i}) for i, name in enumerate("ab")]
+    pd.concat(parts).to_csv("shops.csv", index=False)
+    tiny = {"num_batches_per_epoch": 1, "batch_size": 2, "hidden_size": 4, "context_length": 6, "epochs": 1}
+    Path("run.yaml").write_text(yaml.safe_dump({**tiny, "calibrate": False, "num_samples": 10, **settings}))
+    base = ["forecast", "shops.csv", "--keys", "shop", "--config", "run.yaml", "--no-backtest", "--output", "out"]
+    assert text in refused(capsys, [*base, *(options or ["--horizon", "2"])])
+    assert not Path("out/certificate.json").exists()

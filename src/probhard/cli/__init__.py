@@ -73,15 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status. Errors of probhard, and of files and memory, become a message on stderr; others are raised.
     """
+    interrupts: list[int] = []
     try:
-        with _terminable():
+        with _stoppable(interrupts):
             typer.main.get_command(app).main(arguments, prog_name="probhard")
     except SystemExit as end:
         return int(end.code or 0)
     except KeyboardInterrupt:  # before or after the command itself
         return INTERRUPTED
     except (ProbhardError, MissingExtraError) as error:
-        return _refuse(str(error))
+        return INTERRUPTED if interrupts else _refuse(str(error))  # readers in C turn Ctrl-C into their own errors
     except (OSError, MemoryError, RuntimeError) as error:
         text = _out_of_resources(error)
         if text is None:
@@ -91,20 +92,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command like an error does, so that temporary files are removed."""
+def _stoppable(interrupts: list[int]) -> Iterator[None]:
+    """Let SIGTERM end the command like an error does, so that temporary files are removed, and remember Ctrl-C."""
 
     def end(*_: object) -> None:
         raise SystemExit(TERMINATED)
 
-    own = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if own:
-        signal.signal(signal.SIGTERM, end)
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    handlers = {signal.SIGTERM: (signal.SIG_DFL, end), signal.SIGINT: (signal.default_int_handler, interrupt)}
+    main_thread = threading.current_thread() is threading.main_thread()
+    own = {n: pair for n, pair in handlers.items() if main_thread and signal.getsignal(n) is pair[0]}
+    for number, (_, handler) in own.items():
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        if own:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, (default, _) in own.items():
+            signal.signal(number, default)
 
 
 def _refuse(text: str) -> int:
