@@ -28,6 +28,7 @@ MODULES = {  # each has a function table(request)
     "first-order": "experiments.first_order",
     "alarms": "experiments.alarms",
     "optimisation": "experiments.optimisation.tables",
+    "systems": "experiments.optimisation.system_tables",
     "timing": "experiments.timing",
     "reliability": "experiments.reliability.tables",
     "multivariate": "experiments.questions.multivariate",

@@ -17,9 +17,9 @@ from probhard.errors import ParameterError
 RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "out-of-range", "diffusion", "pde-cl"),
-    *("forecasting", "forecasting-rolling"),
-    *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
-    *("multivariate", "multimodal", "sampling", "inference", "metrics", "reliability"),
+    *("forecasting", "forecasting-rolling", "reconciliation", "joint-forecasting", "systems-forecasting"),
+    *("conformal", "first-order", "alarms", "optimisation", "systems", "reliability", "timing", "speed"),
+    *("multivariate", "metrics", "inference", "sampling", "multimodal"),
 )
 
 

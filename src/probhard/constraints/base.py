@@ -234,16 +234,16 @@ class Constraint(ABC):
         return 1.0
 
     def penalty(self, u: Tensor) -> Tensor:
-        """Sum of squared residuals and squared positive excesses of u (*batch, n), (*batch,).
-
-        Raises:
-            ShapeError: u does not have n variables.
-        """
+        """Sum of squared residuals and positive excesses of u (*batch, n), (*batch,); raises as ``violated``."""
         equal, unequal = self.violated(u)
         return equal.square().sum(-1) + unequal.square().sum(-1)
 
     def violated(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals (*batch, q) and positive excesses (*batch, p) of u (*batch, n); raises as ``penalty``."""
+        """Residuals (*batch, q) and positive excesses (*batch, p) of u (*batch, n).
+
+        Raises:
+            ShapeError: u does not have n variables.
+        """
         self.check_event(u, "The point")
         return self.residual(u), self.excess(u).clamp(min=0)
 
