@@ -188,9 +188,9 @@ class RangeJob:
         law, options = partial(_law, problem), dict(self.network)
         if name in ("variance", "projected"):
             method = "base" if name == "variance" else "probhard-ob"
-            return ConstrainedModel(VarianceNO(**options), law, method)
+            return ConstrainedModel(VarianceNO(**options).float(), law, method)
         heads, dropout = (HEADS if name == "diverse" else 1), (DROPOUT if name == "dropout" else 0.0)
-        backbone = DiverseNO(heads, dropout=dropout, **options)
+        backbone = DiverseNO(heads, dropout=dropout, **options).float()
         steps = WARM_UP * -(-self.sizes[0] // Schedule().batch_size)
         return ConstrainedModel(backbone, law, "base", score=backbone.diverse_score(warm_up=steps))
 
