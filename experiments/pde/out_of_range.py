@@ -228,11 +228,10 @@ def measured(model: ConstrainedModel, problem: Problem, test: Batch) -> dict[str
         )
     every = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     mean, y = every["mean"], _target(test)
-    law = (mean, every["variance"].sqrt())
     return {
         "mse": float((mean - y).square().mean()),
         "relative": float(((mean - y).norm(dim=-1) / y.norm(dim=-1)).mean()),
-        "n_merci": float(scores.n_merci(law, y)),
+        "n_merci": float(scores.n_merci((mean, every["variance"].sqrt()), y)),
         **{name: float(every[name].mean()) for name in ("crps", "coverage", "ce")},
     }
 
