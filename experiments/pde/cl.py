@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from experiments.grid import Grid
 from experiments.pde.cl_cases import CASES, Case
+from experiments.pde.cl_tables import KEYS, ROWS
 from experiments.records import Records
 from probhard import score as scores
 from probhard.errors import check_choices
@@ -37,17 +38,6 @@ from probhard.pde.operators import VarianceNO
 from probhard.solvers.least_squares import least_squares
 from probhard.training import Schedule, fit
 
-KEYS = ("problem", "row", "seed", "epochs")
-ROWS = (
-    "solver",
-    "PDE-CL untrained",
-    "soft",
-    "PDE-CL",
-    "VarianceNO base",
-    "VarianceNO probhard-ob",
-    "PDE-CL law probhard-ob",
-    "PDE-CL 4 experts",
-)
 UNTRAINED = ROWS[:2]
 BASIS, FITTED = 24, 0.5  # functions, and share of the rows that weights are fitted to in training
 
@@ -98,14 +88,12 @@ class SolverJob:
             for index, count in enumerate(self.sizes)
         )
         model = None if self.row == "solver" else self._model(case)
-        started = time.process_time()
         if model is not None and self.row not in UNTRAINED:
             schedule = Schedule(self.epochs, 16, 3e-3, 0.0, halvings=4)
             fit(model, train, validation, schedule, seed=self.seed, directory=folder, progress=progress)
-        seconds = time.process_time() - started
         if model is not None and isinstance(model.backbone, BasisNO):
             model.backbone.fitted = None  # all rows are known at inference
-        return [{**self.expected()[0], **measured(model, case, test), "seconds": seconds}]
+        return [{**self.expected()[0], **measured(model, case, test)}]
 
     def _model(self, case: Case) -> ConstrainedModel:
         torch.manual_seed(self.seed)

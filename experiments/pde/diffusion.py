@@ -212,7 +212,7 @@ class DiffusionJob:
         score = soft_score(backbone) if name == "soft" else backbone.latent_score()
         model = ConstrainedModel(backbone, mass, method, score=score)
         schedule = Schedule(self.epochs[phase], self.batch, self.lr / 4**phase, 0.0, halvings=3)
-        done = fit(model, *data, schedule, seed=self.seed, directory=folder / name, progress=False)
+        done = fit(model, data[0], data[1], schedule, seed=self.seed, directory=folder / name, progress=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial_file:
             torch.save({"state": backbone.state_dict(), "seconds": done.seconds}, partial_file)
@@ -225,7 +225,7 @@ class DiffusionJob:
         few = [_first(part, min(200, len(part.context))) for part in data]
         model = ConstrainedModel(backbone, mass, method.replace(score="nll"))
         schedule = Schedule(min(10, self.epochs[0]), self.batch, 0.05, 0.0, halvings=3)
-        done = fit(model, *few, schedule, seed=self.seed, directory=folder / self.network, progress=progress)
+        done = fit(model, few[0], few[1], schedule, seed=self.seed, directory=folder / self.network, progress=progress)
         return backbone, done.seconds
 
 

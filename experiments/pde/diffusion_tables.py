@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import templates
-from experiments.table import Lines, Request, Table, resumed
+from experiments.table import Line, Lines, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
 if TYPE_CHECKING:
@@ -22,6 +22,16 @@ PUBLISHED = {  # CE (1e-3), LL, MSE (1e-4)
     "HardC-ANP": (0.0, 3.08, 1.37),
     "ProbConserv-ANP": (0.0, 2.74, 1.55),
 }
+ORDER = (
+    "ANP",
+    "SoftC-ANP",
+    "HardC-ANP",
+    "ProbConserv-ANP",
+    "probhard-ob, ANP",
+    "GP",
+    "ProbConserv-GP",
+    "probhard-ob, GP",
+)
 COLUMNS = {
     "ce": ("CE (1e-3)", 1e-3),
     "ce_draws": ("worst CE of draws (1e-3)", 1e-3),
@@ -52,14 +62,22 @@ def render(lines: Lines, quick: bool = False) -> str:
         quick: Whether they are those of a quick run, of which no findings are told.
     """
     rows = []
-    for line in lines:
+    for line in _ordered(lines):
         published = PUBLISHED.get(line["row"])
         theirs = [""] * 3 if published is None else [f"{value:g}" for value in published]
         rows.append([line["row"], *(_cell(line[name] / unit) for name, (_, unit) in COLUMNS.items()), *theirs])
     head = ["row", *(title for title, _ in COLUMNS.values())]
     head += ["published CE (1e-3)", "published LL", "published MSE (1e-4)"]
+    absent = [row for row in ORDER if row not in {line["row"] for line in lines}]
+    missing = f"Not run yet: {'; '.join(absent)}." if absent else ""
     figure = Figure(partial(_figure, () if quick else lines))
-    return templates.fill(PAGE, {"table": templates.table(head, rows), "figure": figure, "count": len(lines)})
+    return templates.fill(
+        PAGE, {"table": templates.table(head, rows), "figure": figure, "count": len(lines), "missing": missing}
+    )
+
+
+def _ordered(lines: Lines) -> list[Line]:
+    return sorted(lines, key=lambda line: ORDER.index(line["row"]))
 
 
 def _cell(value: float) -> str:
@@ -79,6 +97,7 @@ def plot(path: Path, lines: Lines) -> None:
     """Write the picture: MSE of every row, beside the published ones."""
     from matplotlib.figure import Figure as Canvas
 
+    lines = _ordered(lines)
     figure = Canvas(figsize=(8, 0.4 * len(lines) + 1.2), layout="constrained")
     axes = figure.subplots()
     names = [line["row"] for line in lines]

@@ -188,9 +188,9 @@ class RangeJob:
         law, options = partial(_law, problem), dict(self.network)
         if name in ("variance", "projected"):
             method = "base" if name == "variance" else "probhard-ob"
-            return ConstrainedModel(VarianceNO(**options), law, method)
+            return ConstrainedModel(VarianceNO(**options).float(), law, method)
         heads, dropout = (HEADS if name == "diverse" else 1), (DROPOUT if name == "dropout" else 0.0)
-        backbone = DiverseNO(heads, dropout=dropout, **options)
+        backbone = DiverseNO(heads, dropout=dropout, **options).float()
         steps = WARM_UP * -(-self.sizes[0] // Schedule().batch_size)
         return ConstrainedModel(backbone, law, "base", score=backbone.diverse_score(warm_up=steps))
 
@@ -228,11 +228,10 @@ def measured(model: ConstrainedModel, problem: Problem, test: Batch) -> dict[str
         )
     every = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     mean, y = every["mean"], _target(test)
-    law = (mean, every["variance"].sqrt())
     return {
         "mse": float((mean - y).square().mean()),
         "relative": float(((mean - y).norm(dim=-1) / y.norm(dim=-1)).mean()),
-        "n_merci": float(scores.n_merci(law, y)),
+        "n_merci": float(scores.n_merci((mean, every["variance"].sqrt()), y)),
         **{name: float(every[name].mean()) for name in ("crps", "coverage", "ce")},
     }
 

@@ -51,10 +51,18 @@ def render(lines: Lines, quick: bool = False) -> str:
     values = {
         "parts": "\n\n".join(_part(lines, span) for span in _ranges(lines)),
         "best": _best(lines),
+        "missing": _missing(lines),
         "figure": Figure(partial(_figure, () if quick else lines)),
         "count": len(lines),
     }
     return templates.fill(PAGE, values)
+
+
+def _missing(lines: Lines) -> str:
+    """A sentence on rows that were not run."""
+    there = {line["row"] for line in lines}
+    absent = [row for row in (*MARKS, "probhard-ob") if row not in there]
+    return f"Not run yet: {', '.join(absent)}." if absent else ""
 
 
 def _ranges(lines: Lines) -> list[tuple[float, ...]]:
