@@ -19,6 +19,7 @@ MODULES = {  # each has a function table(request)
     "joint-fields": "experiments.pde.joint_tables",
     "forecasting": "experiments.forecasting.tables",
     "forecasting-rolling": "experiments.forecasting.rolling_tables",
+    "systems-forecasting": "experiments.forecasting.system_tables",
     "reconciliation": "experiments.forecasting.reconciliation_tables",
     "joint-forecasting": "experiments.forecasting.joint_tables",
     "conformal": "experiments.conformal.tables",

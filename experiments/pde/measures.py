@@ -28,6 +28,7 @@ from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
+from probhard.projection.bottom_up import BottomUp
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
@@ -115,7 +116,10 @@ class Prediction:
 
 
 def predicted(
-    forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
+    forecast: Projected | LocationScale | BottomUp,
+    generator: torch.Generator,
+    count: int,
+    last: Constraint | None = None,
 ) -> Prediction:
     """Return mean and draws of a forecast, moved to the nearest fields that obey ``last`` if it is given.
 

@@ -26,8 +26,11 @@ from probhard.errors import ParameterError
 from probhard.laws.calibration import Calibration
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.method import Method, Score, Step, as_method
+from probhard.projection.bottom_up import BottomUp
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
+
+Law = Projected | LocationScale | BottomUp
 
 __all__ = ["Batch", "ConstrainedModel"]
 
@@ -80,7 +83,7 @@ class ConstrainedModel(nn.Module):
         check_constraint(constraint, "ConstrainedModel")
         return constraint
 
-    def forward(self, batch: Any) -> Projected | LocationScale | Tensor:
+    def forward(self, batch: Any) -> Law | Tensor:
         """The prediction for a batch, by the inference step of the method.
 
         Args:
@@ -121,7 +124,7 @@ class ConstrainedModel(nn.Module):
             total = total + method.penalty * masked(constraint.penalty(mean), usable(predicted)).sum()
         return total
 
-    def forecast(self, batch: Any) -> Projected | LocationScale:
+    def forecast(self, batch: Any) -> Law:
         """The predictive distribution of a batch.
 
         Args:
@@ -227,16 +230,14 @@ class ConstrainedModel(nn.Module):
         twin.calibration = calibration
         return twin
 
-    def _predicted(
-        self, parts: Batch, constraint: Constraint, step: Step, layer: DPPL | None
-    ) -> Projected | LocationScale | Tensor:
+    def _predicted(self, parts: Batch, constraint: Constraint, step: Step, layer: DPPL | None) -> Law | Tensor:
         """The projected law, or the projected points if the backbone returns a tensor."""
         output = self.backbone(parts.inputs)
         if isinstance(output, Tensor):
             if self.calibration is not None:
                 raise missing_law("A calibration corrects the spread of a law")
             return step.applied_to_points(layer, output, constraint)
-        dist = as_location_scale(output)
         if self.calibration is None:
-            return step.applied(layer, dist, constraint)
+            return step.applied(layer, output, constraint)
+        dist = as_location_scale(output)
         return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)

@@ -20,6 +20,7 @@ from probhard._score.checks import masked, observed
 from probhard._score.functional_crps import antithetic_crps
 from probhard._score.functionals import Directions, Functionals, functional_mask
 from probhard.laws.distribution import LocationScale
+from probhard.projection.bottom_up import BottomUp
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
@@ -37,7 +38,7 @@ def flagging(layer: DPPL | None) -> DPPL | None:
 
 
 def unit_scores(
-    predicted: Projected | LocationScale,
+    predicted: Projected | LocationScale | BottomUp,
     y: Tensor,
     mask: Tensor | None,
     functionals: Any,
@@ -75,7 +76,7 @@ def unit_scores(
     return total + weight * y.shape[-1] * (values * family.weight.to(values)).sum(-1)
 
 
-def _fixed(predicted: Projected | LocationScale) -> Tensor:
+def _fixed(predicted: Projected | LocationScale | BottomUp) -> Tensor:
     """Draws (S, *batch, n) from the same random numbers at every call; those that failed are at the mean."""
     generator = torch.Generator(predicted.mean.device).manual_seed(SEED)
     if not isinstance(predicted, Projected):

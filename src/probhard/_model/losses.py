@@ -21,16 +21,17 @@ from probhard._util.tensors import broadcast, checking
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.distribution import LocationScale
 from probhard.method import Method, Score
+from probhard.projection.bottom_up import BottomUp
 from probhard.projection.projected import Projected
 
-Law = Projected | LocationScale
+Law = Projected | LocationScale | BottomUp
 
 
 def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
     """The summed score of a law over (*batch, n), or of its draws, and the weighted score of its functionals."""
     draws = law.rsample((method.training.draws,)) if method.training.draws else None  # (S, *batch, n)
     kept = usable(law) if draws is None else None
-    law = law if kept is None or isinstance(law, Projected) else _filled(law, kept)
+    law = law if kept is None or isinstance(law, Projected | BottomUp) else _filled(law, kept)
     if callable(method.score):
         total = _own_score(method.score, law if draws is None else draws, batch, kept)
     else:
@@ -40,7 +41,9 @@ def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
         return total
     family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
     if draws is None:
-        joint = law if kept is None or functional_rule(law) != CLOSED else _filled(law, kept)
+        joint = law
+        if kept is not None and not isinstance(law, BottomUp) and functional_rule(law) == CLOSED:
+            joint = _filled(law, kept)
         score = scores.crps(joint, target, mask=batch.mask, functionals=family)
         score = masked(score, None if kept is None else kept.unsqueeze(-1))
     else:
@@ -64,7 +67,7 @@ def point_loss(method: Method, points: Tensor, batch: Batch) -> Tensor:
 
 def usable(prediction: Law | Tensor) -> Tensor | None:
     """Elements of a prediction that did not fail, (*batch,) bool; None if none failed."""
-    if not checking():
+    if not checking() or isinstance(prediction, BottomUp):  # sums do not fail
         return None
     if isinstance(prediction, Projected):
         return prediction.usable
@@ -73,7 +76,7 @@ def usable(prediction: Law | Tensor) -> Tensor | None:
     return None if bool(kept.all()) else kept
 
 
-def _filled(law: Law, kept: Tensor) -> LocationScale:
+def _filled(law: Projected | LocationScale, kept: Tensor) -> LocationScale:
     """The law with means of 0 where it failed: scores there are finite, and left out of the loss."""
     return LocationScale(torch.where(kept.unsqueeze(-1), law.mean, 0.0), law.cov, law.family, validate_args=False)
 
@@ -88,6 +91,8 @@ def _both(mask: Tensor | None, kept: Tensor | None, target: Tensor) -> Tensor | 
 
 def _law_score(name: str, law: Law, draws: Tensor | None, target: Tensor, mask: Tensor | None) -> Tensor:
     """The summed score of this name."""
+    if name == "nll" and isinstance(law, BottomUp):
+        return law.nll(target, mask).sum()
     if draws is None:
         return scores.SCORES[name](law, target, mask=mask).sum()
     if name == "crps":

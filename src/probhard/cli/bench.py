@@ -17,6 +17,7 @@ from probhard.errors import ParameterError
 RESULTS = Path("results")
 TABLES = (
     *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
+    *("systems-forecasting",),
     *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
 )
 
