@@ -22,6 +22,7 @@ MODULES = {  # each has a function table(request)
     "pde-cl": "experiments.pde.cl_tables",
     "forecasting": "experiments.forecasting.tables",
     "forecasting-rolling": "experiments.forecasting.rolling_tables",
+    "systems-forecasting": "experiments.forecasting.system_tables",
     "reconciliation": "experiments.forecasting.reconciliation_tables",
     "joint-forecasting": "experiments.forecasting.joint_tables",
     "conformal": "experiments.conformal.tables",

@@ -28,12 +28,11 @@ from torch import Tensor
 
 from probhard import score as scores
 from probhard.constraints.base import Constraint
-from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
+from probhard.projection.forecast import Forecast
 from probhard.projection.layer import DPPL
-from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
 CHUNK = 10  # fields measured at a time
@@ -148,7 +147,7 @@ class Prediction:
 
 
 def predicted(
-    forecast: Projected | LocationScale | Mixture,
+    forecast: Forecast,
     generator: torch.Generator,
     count: int,
     last: Constraint | None = None,

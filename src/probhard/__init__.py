@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from probhard.laws.field_correlation import spectral_correlation
     from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
     from probhard.laws.marginals import CensoredMarginals, Marginals
+    from probhard.laws.poisson_mixture import PoissonMixture
     from probhard.laws.spectral import Spectral
     from probhard.laws.split_marginals import SplitMarginals
     from probhard.laws.student_t import student_t
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
     from probhard.model import ConstrainedModel
     from probhard.projection.base import Projector, Solution, Stats
+    from probhard.projection.bottom_up import BottomUp
     from probhard.projection.frozen import FrozenIterations, FrozenProjection
     from probhard.projection.layer import DPPL
     from probhard.projection.mixture import Mixture
@@ -180,6 +182,8 @@ __all__ += ["HierarchyFactors", "HierarchyPattern"]
 _defined_in("laws.hierarchy_factors")
 __all__ += ["CensoredMarginals", "Marginals"]
 _defined_in("laws.marginals")
+__all__ += ["PoissonMixture"]
+_defined_in("laws.poisson_mixture")
 __all__ += ["Spectral"]
 _defined_in("laws.spectral")
 __all__ += ["SplitMarginals"]
@@ -194,6 +198,8 @@ __all__ += ["ConstrainedModel"]
 _defined_in("model")
 __all__ += ["Projector", "Solution", "Stats"]
 _defined_in("projection.base")
+__all__ += ["BottomUp"]
+_defined_in("projection.bottom_up")
 __all__ += ["FrozenIterations", "FrozenProjection"]
 _defined_in("projection.frozen")
 __all__ += ["DPPL"]

@@ -24,11 +24,11 @@ from probhard.constraints.base import Constraint
 from probhard.constraints.intersection import check_constraint
 from probhard.errors import ParameterError
 from probhard.laws.calibration import Calibration
-from probhard.laws.distribution import LocationScale, as_location_scale
+from probhard.laws.distribution import as_location_scale
 from probhard.method import Method, Score, Step, as_method
+from probhard.projection.forecast import Forecast
 from probhard.projection.layer import DPPL
 from probhard.projection.mixture import Mixture
-from probhard.projection.projected import Projected
 
 __all__ = ["Batch", "ConstrainedModel"]
 
@@ -82,7 +82,7 @@ class ConstrainedModel(nn.Module):
         check_constraint(constraint, "ConstrainedModel")
         return constraint
 
-    def forward(self, batch: Any) -> Projected | LocationScale | Mixture | Tensor:
+    def forward(self, batch: Any) -> Forecast | Tensor:
         """The prediction for a batch, by the inference step of the method.
 
         Args:
@@ -123,7 +123,7 @@ class ConstrainedModel(nn.Module):
             total = total + method.penalty * masked(penalty(method, constraint, mean), usable(predicted)).sum()
         return total
 
-    def forecast(self, batch: Any) -> Projected | LocationScale | Mixture:
+    def forecast(self, batch: Any) -> Forecast:
         """The predictive distribution of a batch.
 
         Args:
@@ -229,9 +229,7 @@ class ConstrainedModel(nn.Module):
         twin.calibration = calibration
         return twin
 
-    def _predicted(
-        self, parts: Batch, constraint: Constraint, step: Step, layer: DPPL | None
-    ) -> Projected | LocationScale | Mixture | Tensor:
+    def _predicted(self, parts: Batch, constraint: Constraint, step: Step, layer: DPPL | None) -> Forecast | Tensor:
         """The projected law, or the projected points if the backbone returns a tensor."""
         output = self.backbone(parts.inputs)
         if isinstance(output, Tensor):
@@ -240,9 +238,9 @@ class ConstrainedModel(nn.Module):
             return step.applied_to_points(layer, output, constraint)
         if isinstance(output, Mixture):
             return self._projected_mixture(output, constraint, step, layer)
-        dist = as_location_scale(output)
         if self.calibration is None:
-            return step.applied(layer, dist, constraint)
+            return step.applied(layer, output, constraint)
+        dist = as_location_scale(output)
         return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)
 
     def _projected_mixture(self, mixture: Mixture, constraint: Constraint, step: Step, layer: DPPL | None) -> Mixture:

@@ -102,7 +102,10 @@ def _stoppable(interrupts: list[int]) -> Iterator[None]:
         interrupts.append(number)
         raise KeyboardInterrupt
 
-    handlers = {signal.SIGTERM: (signal.SIG_DFL, end), signal.SIGINT: (signal.default_int_handler, interrupt)}
+    handlers: dict[signal.Signals, tuple[Any, Any]] = {
+        signal.SIGTERM: (signal.SIG_DFL, end),
+        signal.SIGINT: (signal.default_int_handler, interrupt),
+    }
     main_thread = threading.current_thread() is threading.main_thread()
     own = {n: pair for n, pair in handlers.items() if main_thread and signal.getsignal(n) is pair[0]}
     for number, (_, handler) in own.items():

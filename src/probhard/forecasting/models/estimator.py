@@ -21,6 +21,7 @@ from probhard.forecasting.models.size import check_size
 from probhard.forecasting.models.windows import Layout, RandomWindows, Window, Windows, last_windows
 from probhard.laws.family import NORMAL, Family
 from probhard.method import NOTHING, Method, as_method
+from probhard.projection.bottom_up import summing
 from probhard.score import Functionals, Levels
 
 try:
@@ -45,6 +46,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         context_length: Steps before the horizon; by default 3 H, at least the longest lag.
         lags_seq, time_features: By default those of the frequency; time features are names in ``CYCLES``.
         rank, family: Columns of the covariance's low-rank part (0: diagonal), and ``NORMAL`` or ``student_t(df)``.
+        law, components, count_unit: As in ``DeepVAR``. A bottom-up method predicts the bottom series alone.
         functionals: Family whose CRPS joins the loss, as in ``Method``, or ``"levels"`` for those of the hierarchy.
         scaling: ``"mean"`` (True), ``"centre"`` or ``"none"`` (False), as in ``DeepVAR``.
         num_feat_dynamic_real, seed: Rows of ``feat_dynamic_real``, and the seed of weights, windows and draws.
@@ -66,6 +68,9 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         dropout_rate: float = 0.1,
         rank: int = 0,
         family: Family = NORMAL,
+        law: str = "location-scale",
+        components: int = 10,
+        count_unit: float = 1.0,
         functionals: str | Functionals | None = None,
         scaling: bool | str = True,
         num_feat_dynamic_real: int = 0,
@@ -87,6 +92,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
             {
                 "num_layers": num_layers,
                 "hidden_size": hidden_size,
+                "components": components,
                 "batch_size": batch_size,
                 "num_batches_per_epoch": num_batches_per_epoch,
                 "num_parallel_samples": num_parallel_samples,
@@ -117,6 +123,10 @@ class DeepVAREstimator(PyTorchLightningEstimator):
             "dropout_rate": dropout_rate,
             "rank": rank,
             "family": family,
+            "law": law,
+            "components": components,
+            "count_unit": count_unit,
+            "outputs": summing(self.constraint).bottoms if self.method.inference.bottom_up else None,
             "scaling": scaling if isinstance(scaling, str) else "mean" if scaling else "none",
         }
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
