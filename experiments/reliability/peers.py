@@ -115,9 +115,11 @@ def _pinet(made: Case) -> Answer:
         ends = (jnp.asarray(bound.numpy())[None, :, None] for bound in parts.bounds(like))
         box = BoxConstraint(BoxConstraintSpecification(*ends))
     layer = Project(eq_constraint=equal, ineq_constraint=unequal, box_constraint=box)
+    alone = unequal is None and (equal is None or box is None)  # in closed form, without iterations
+    options = {} if alone else {"n_iter": FORWARD, "n_iter_bwd": BACKWARD}
 
     def total(y: Any) -> Any:
-        nearest = layer.call(y_raw=Instance(x=y), n_iter=FORWARD, n_iter_bwd=BACKWARD)[0].x
+        nearest = layer.call(y_raw=Instance(x=y), **options)[0].x
         return nearest.sum(), nearest
 
     z = jnp.asarray(made.law.loc.numpy())[None, :, None]

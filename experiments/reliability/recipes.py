@@ -26,7 +26,16 @@ KINDS: dict[str, tuple[str, ...]] = {  # kinds of feasible points, and the parts
     "fading": ("fading",),
     "program": ("program",),
 }
-SHARES = {"any": 4, "positive": 4, "rising": 3, "bent": 2, "sums": 4, "matrix": 1, "correlation": 1, "lots": 1}
+SHARES: dict[str, float] = {
+    "any": 4,
+    "positive": 4,
+    "rising": 3,
+    "bent": 2,
+    "sums": 4,
+    "matrix": 1,
+    "correlation": 1,
+    "lots": 1,
+}
 SHARES |= {"fading": 1, "program": 0.5}
 CONES = ("cone", "standard_cone", "semidefinite", "correlation")
 TORCH = ("ball", "sphere", "exponential")  # functions of torch, solved under diagonal metrics
@@ -84,7 +93,10 @@ class Recipe:
     @classmethod
     def restored(cls, fields: dict[str, Any]) -> Self:
         """The recipe of stored fields."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
+        return cls(**values)
 
     def solvable(self) -> Recipe:
         """The recipe without what no solver joins: parts, coupled weights, large batches of slow sets."""
@@ -129,7 +141,7 @@ def numbered(number: int) -> Recipe:
     random = np.random.default_rng([number, 26])
     shares = np.array([float(SHARES[kind]) for kind in KINDS])
     kind = str(random.choice(list(KINDS), p=shares / shares.sum()))
-    names = random.choice([*FREE, *KINDS[kind] * 6], size=int(random.integers(1, 4)))
+    names = list(random.choice([*FREE, *KINDS[kind] * 6], size=int(random.integers(1, 4))))
     if kind in ALONE:
         names = [kind, *random.choice(ALONE[kind] or [kind], size=1)]
     size, decades = _magnitudes(random)

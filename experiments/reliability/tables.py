@@ -149,7 +149,8 @@ def _sets(own: Lines) -> str:
 def _peers(lines: Lines) -> str:
     rows = []
     for peer in runs.PEERS:
-        tried = [line for line in lines if line["group"] == peer and line["expressed"]]
+        given = [line for line in lines if line["group"] == peer]
+        tried = [line for line in given if line["expressed"]]
         if not tried:
             continue
         for who, name in (("ours", "probhard"), ("peer", peer)):
@@ -159,7 +160,7 @@ def _peers(lines: Lines) -> str:
             counts = [
                 ended[key] for key in ("solved", "infeasible", "nan", "nan gradient", "crashed", "flagged", "slow")
             ]
-            label = f"{name}, {len(tried)} cases" if who == "ours" else f"**{name}**, the same"
+            label = f"{name}, {len(tried)} of {len(given):,} cases" if who == "ours" else f"**{name}**, the same"
             rows.append([label, *map(str, counts), f"{worst:.1e}", f"{1e3 * seconds:.1f}"])
     names = ["library", "feasible", "infeasible, silent", "NaN", "NaN gradient", "crashed", "flagged", "over 60 s"]
     return templates.table([*names, "worst violation", "median CPU ms"], rows) if rows else ""

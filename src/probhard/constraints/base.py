@@ -187,11 +187,7 @@ class Constraint(ABC):
         return (self,)
 
     def linear_part(self) -> Constraint:
-        """The linear equalities, which are all that ProbConserv uses.
-
-        Raises:
-            ParameterError: There are none.
-        """
+        """The linear equalities, which are all that ProbConserv uses; raises ParameterError if there are none."""
         raise ParameterError(
             "This constraint has no linear part.",
             "ProbConserv projects on linear equalities alone.",

@@ -172,10 +172,7 @@ class Projected(td.Distribution):
         return Marginals(self.mean if self._means is None else self._means, self.scale, self.family)
 
     def functional(self, rows: LinearMap) -> Marginals:
-        """The laws of linear functionals ``F u`` from the projected mean and covariance; see ``LocationScale``.
-
-        They are exact if ``exact`` is True; after inequalities they are those of the first-order covariance.
-        """
+        """The laws of linear functionals ``F u``; exact if ``exact``, after inequalities of first order."""
         return self.as_location_scale().functional(rows)
 
     @property
