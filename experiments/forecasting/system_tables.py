@@ -1,7 +1,8 @@
 """Result lines of published systems as a page, beside our rows and the default forecast at the same origins.
 
 The lines of our rows are those of ``forecasting.jsonl`` (the same networks, settings and draws), the default's those of
-``forecasting-rolling.jsonl``. Only seeds that the systems have are compared. The prose is in ``pages/``.
+``forecasting-rolling.jsonl``. Rows are compared at the seeds that the systems have; the mean over all seeds of a row is
+shown beside it. The prose is in ``pages/``.
 """
 
 from __future__ import annotations
@@ -37,14 +38,13 @@ def table(request: Request) -> Table:
         windows, datasets, systems = (request.names(option) for option in ("windows", "problems", "methods"))
         return system_runs.grid(path, request.chosen_seeds(), windows, datasets, systems, quick=request.quick)
 
-    return Table(NAME, KEYS, resumed(grid, request), lambda lines: render([*lines, *companions(request.folder, lines)]))
+    return Table(NAME, KEYS, resumed(grid, request), lambda lines: render([*lines, *companions(request.folder)]))
 
 
-def companions(folder: Path, lines: Lines) -> list[Line]:
-    """Lines of our rows and of the default, at the seeds of the systems; the default has no seed."""
-    seeds = {line["seed"] for line in lines}
+def companions(folder: Path) -> list[Line]:
+    """Lines of our rows and of the default, which has one seed."""
     networks = Records(folder / "forecasting.jsonl", KEYS).read()
-    found: list[Line] = [line for line in networks if line["method"] in NETWORKS and line["seed"] in seeds]
+    found: list[Line] = [line for line in networks if line["method"] in NETWORKS]
     for line in Records(folder / "forecasting-rolling.jsonl", ROLLING_KEYS).read():
         if line["method"] == DEFAULT and line["dataset"] in DATASETS:
             found.append({**line, "seed": 0, "window": "rolling"})
@@ -55,13 +55,15 @@ def companions(folder: Path, lines: Lines) -> list[Line]:
 def render(lines: Lines) -> str:
     """Return the page of both windows."""
     own = [line for line in lines if line["method"] in SYSTEM_ROWS]
+    seeds = {line["seed"] for line in own}
+    shared = [line for line in lines if line["seed"] in seeds]
     values = {
         "count": len(own),
-        "seeds": ", ".join(str(seed) for seed in sorted({line["seed"] for line in own})),
+        "seeds": ", ".join(map(str, sorted(seeds))),
         "missing": _missing(own),
-        "behind": Figure(lambda window: _behind(_window(lines, window))),
-        "crps": Figure(lambda window: _scores(_window(lines, window))),
-        "against": Figure(lambda window: _against(_window(lines, window))),
+        "behind": Figure(lambda window: _behind(_window(shared, window))),
+        "crps": Figure(lambda window: _scores(_window(shared, window), _window(lines, window))),
+        "against": Figure(lambda window: _against(_window(shared, window))),
         "obeyed": _obeyed(own),
     }
     return templates.fill(PAGE, values)
@@ -92,13 +94,9 @@ def _expected(system: str, dataset: str) -> bool:
     return system != "copdeepvar" or dataset not in ("traffic", "wiki")  # one step has no sums over time
 
 
-def _mean(lines: Lines, method: str, dataset: str, origins: set[int] | None = None) -> float | None:
+def _mean(lines: Lines, method: str, dataset: str) -> float | None:
     """Mean CRPS times 1000 of a row over origins and seeds; None if it has no lines."""
-    found = [
-        1000 * line["crps"]
-        for line in lines
-        if line["method"] == method and line["dataset"] == dataset and (origins is None or line["origin"] in origins)
-    ]
+    found = [1000 * line["crps"] for line in lines if line["method"] == method and line["dataset"] == dataset]
     return statistics.fmean(found) if found else None
 
 
@@ -119,14 +117,18 @@ def _behind(lines: Lines) -> str:
     return templates.table(["our row", *(f"{system} is better on" for system in SYSTEM_ROWS)], rows)
 
 
-def _scores(lines: Lines) -> str:
-    """The CRPS of every row on every set that a system was run on."""
+def _scores(lines: Lines, every: Lines) -> str:
+    """The CRPS of every row on every set that a system was run on, and in brackets that over all seeds of the row."""
     rows = []
     for method in ROWS:
         cells = []
         for dataset in DATASETS:
             value = _mean(lines, method, dataset)
-            cells.append("" if value is None or not _ran(lines, dataset) else f"{value:.1f}")
+            if value is None or not _ran(lines, dataset):
+                cells.append("")
+                continue
+            overall = _mean(every, method, dataset)
+            cells.append(f"{value:.1f}" if overall == value else f"{value:.1f} ({overall:.1f})")
         rows.append([method, *cells])
     return templates.table(["row", *(TITLES[name] for name in DATASETS)], rows)
 

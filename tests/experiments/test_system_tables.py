@@ -34,13 +34,17 @@ def test_our_lines_come_from_the_other_tables(tmp_path: Path):
     default = [{"dataset": "labour", "method": m, "origin": k, "crps": 0.01} for m in ("probhard", "x") for k in (0, 1)]
     for name, lines in (("forecasting", networks), ("forecasting-rolling", default)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(made) + "\n" for made in lines))
-    found = system_tables.companions(tmp_path, [line("clover", 0.02)])
+    found = system_tables.companions(tmp_path)
     assert [(made["method"], made["window"], made["origin"]) for made in found] == [
+        ("probhard-or", "paper", 0),
         ("probhard-or", "paper", 0),
         ("probhard", "rolling", 0),
         ("probhard", "paper", 0),
         ("probhard", "rolling", 1),
     ]
+    page = system_tables.render([line("clover", 0.02), *found])
+    assert "| probhard-or | 30.0 (4515.0) |" in page  # the seed of the systems, and all seeds
+    assert "| probhard | 10.0 |" in page
 
 
 def test_stored_lines_give_the_stored_page():
