@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments import templates
 from experiments.reliability import runs
+from experiments.reliability.load_section import section
 from experiments.reliability.recipes import CONES, FREE, KINDS
 from experiments.table import Line, Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
@@ -33,16 +34,23 @@ def table(request: Request, cases: int | None = None) -> Table:
     groups = request.names("problems")
     check_choices("problem", groups, runs.GROUPS)
     count = cases or (QUICK if request.quick else runs.CASES)
-    return Table("reliability", KEYS, measured(partial(runs.pieces, groups=groups, cases=count)), render, plot)
+    work = measured(partial(runs.pieces, groups=groups, cases=count))
+    return Table("reliability", KEYS, work, partial(render, load=section(request.folder)), plot)
 
 
-def render(lines: Lines) -> str:
-    """The page."""
+def render(lines: Lines, load: str = "") -> str:
+    """The page.
+
+    Args:
+        lines: Result lines of cases, peers and readers.
+        load: The section on kills, disks and load.
+    """
     own = [line for line in lines if line["group"] == runs.OURS]
     return templates.fill(
         PAGE,
         {
             "against": _against(own),
+            "load": load,
             "ours": _ours(own),
             "failed": _failures(own),
             "sets": _sets(own),
