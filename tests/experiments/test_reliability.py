@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.records import Records
 from experiments.reliability import runs, tables
+from experiments.reliability.load_section import section
 from experiments.table import Request
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -14,7 +15,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def test_the_page_is_that_of_its_lines():
     lines = Records(RESULTS / "reliability.jsonl", tables.KEYS).read()
-    assert tables.render(lines) == (RESULTS / "reliability.md").read_text()
+    assert tables.render(lines, section(RESULTS)) == (RESULTS / "reliability.md").read_text()
 
 
 def test_nothing_is_silently_infeasible():
