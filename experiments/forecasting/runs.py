@@ -212,18 +212,17 @@ def trained(
         seed: Of weights and windows.
         quick: Train one epoch of two batches.
         progress: Show a bar.
-        **options: Of the estimator, such as ``scaling`` and ``rank``.
+        **options: Of the estimator, such as ``scaling`` and ``rank``; ``data`` replaces the entries to train on.
     """
     from probhard.forecasting.models.estimator import DeepVAREstimator
     from probhard.training import quiet_training
 
     setting = SETTINGS[dataset]
+    entries = options.pop("data", None) or first.known.to_gluonts()
+    own = {"freq": first.known.freq, "prediction_length": len(first.future.index)}
+    own |= {"hierarchy": first.known.hierarchy, "context_length": setting.context}
     estimator = DeepVAREstimator(
-        first.known.freq,
-        len(first.future.index),
-        first.known.hierarchy,
         method=method,
-        context_length=setting.context,
         batch_size=setting.batch_size,
         lr=setting.lr,
         num_batches_per_epoch=2 if quick else 50,
@@ -233,10 +232,10 @@ def trained(
             "accelerator": "cpu",
         },
         seed=seed,
-        **options,
+        **{**own, **options},
     )
     with quiet_training():
-        module: DeepVARModule = estimator.train(first.known.to_gluonts()).prediction_net
+        module: DeepVARModule = estimator.train(entries).prediction_net
     return module
 
 

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from probhard import score as scores
 from probhard.constraints.base import Constraint
-from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
+from probhard.projection.forecast import Forecast
 from probhard.projection.layer import DPPL
 from probhard.projection.projected import Projected
 
@@ -147,7 +147,10 @@ class Prediction:
 
 
 def predicted(
-    forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
+    forecast: Forecast,
+    generator: torch.Generator,
+    count: int,
+    last: Constraint | None = None,
 ) -> Prediction:
     """Return mean and draws of a forecast, moved to the nearest fields that obey ``last`` if it is given.
 

@@ -69,7 +69,7 @@ def table(request: Request) -> Table:
     def grid(path: Path) -> Grid:
         chosen, rows = request.names("problems"), request.names("methods")
         epochs = EPOCHS if request.epochs == Request.epochs else request.epochs
-        units = []
+        units: list[Trial] = []
         for name, trained in TRAINED.items():
             own = [problem for problem in chosen if problem in TABLES[name].problems]
             some = [row for row in trained if not rows or row in rows]
@@ -77,7 +77,8 @@ def table(request: Request) -> Table:
                 continue
             found = jobs(name, path, epochs, request.chosen_seeds(), own, some, ("crps",), request.quick)
             units += [Trial(_light(job)) for job in found.units if isinstance(job, Job)]
-        return Grid(sorted(units, key=lambda trial: trial.job.trained == "softc"), Records(path, KEYS))
+        units.sort(key=lambda trial: trial.job.trained == "softc")
+        return Grid(units, Records(path, KEYS))
 
     return Table(NAME, KEYS, resumed(grid, request), render, plot)
 

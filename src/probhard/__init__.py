@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         vectorise,
     )
     from probhard.corrections import AffineShift, Completion, Correction, DampedSweeps
-    from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
+    from probhard.ensembles import DeepEnsemble, MCDropout
     from probhard.errors import (
         ConvergenceError,
         InfeasibleError,
@@ -70,14 +70,18 @@ if TYPE_CHECKING:
     from probhard.laws.field_correlation import spectral_correlation
     from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
     from probhard.laws.marginals import CensoredMarginals, Marginals
+    from probhard.laws.poisson_mixture import PoissonMixture
     from probhard.laws.spectral import Spectral
+    from probhard.laws.split_marginals import SplitMarginals
     from probhard.laws.student_t import student_t
     from probhard.method import METHODS, Method, Step
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
     from probhard.model import ConstrainedModel
     from probhard.projection.base import Projector, Solution, Stats
+    from probhard.projection.bottom_up import BottomUp
     from probhard.projection.frozen import FrozenIterations, FrozenProjection
     from probhard.projection.layer import DPPL
+    from probhard.projection.mixture import Mixture
     from probhard.projection.projected import Projected
     from probhard.score import (
         BlockMeans,
@@ -94,6 +98,7 @@ if TYPE_CHECKING:
         functional_rule,
         functionals_from_record,
         mse,
+        n_merci,
         nll,
         pit,
         quantile_loss,
@@ -151,7 +156,7 @@ __all__ += [
 _defined_in("constraints")
 __all__ += ["AffineShift", "Completion", "Correction", "DampedSweeps"]
 _defined_in("corrections")
-__all__ += ["DeepEnsemble", "MCDropout", "Mixture"]
+__all__ += ["DeepEnsemble", "MCDropout"]
 _defined_in("ensembles")
 __all__ += [
     "ConvergenceError",
@@ -177,8 +182,12 @@ __all__ += ["HierarchyFactors", "HierarchyPattern"]
 _defined_in("laws.hierarchy_factors")
 __all__ += ["CensoredMarginals", "Marginals"]
 _defined_in("laws.marginals")
+__all__ += ["PoissonMixture"]
+_defined_in("laws.poisson_mixture")
 __all__ += ["Spectral"]
 _defined_in("laws.spectral")
+__all__ += ["SplitMarginals"]
+_defined_in("laws.split_marginals")
 __all__ += ["student_t"]
 _defined_in("laws.student_t")
 __all__ += ["METHODS", "Method", "Step"]
@@ -189,10 +198,14 @@ __all__ += ["ConstrainedModel"]
 _defined_in("model")
 __all__ += ["Projector", "Solution", "Stats"]
 _defined_in("projection.base")
+__all__ += ["BottomUp"]
+_defined_in("projection.bottom_up")
 __all__ += ["FrozenIterations", "FrozenProjection"]
 _defined_in("projection.frozen")
 __all__ += ["DPPL"]
 _defined_in("projection.layer")
+__all__ += ["Mixture"]
+_defined_in("projection.mixture")
 __all__ += ["Projected"]
 _defined_in("projection.projected")
 __all__ += [
@@ -210,6 +223,7 @@ __all__ += [
     "functional_rule",
     "functionals_from_record",
     "mse",
+    "n_merci",
     "nll",
     "pit",
     "quantile_loss",

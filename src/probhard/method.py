@@ -15,6 +15,9 @@
 | completion               | free variables completed                | the same; feasible on linear equalities   |
 
 The last four correct points instead of projecting them (``probhard.corrections``). HardNet-Cvx is probhard-or.
+
+The metric ``"bottom-up"`` moves aggregates alone: the backbone predicts the bottom series of a hierarchy, and all
+series are their sums. CLOVER and DPMN are methods of this kind (``probhard.forecasting.SYSTEMS``).
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.corrections import AffineShift, Completion, Correction, CorrectionLayer, DampedSweeps
 from probhard.errors import ParameterError, check_choice
-from probhard.laws.distribution import LocationScale
+from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric
+from probhard.projection.bottom_up import BOTTOM_UP, BottomUp, summing
 from probhard.projection.layer import DPPL
 from probhard.projection.policy import blanked
 from probhard.projection.projected import Projected
@@ -49,7 +53,7 @@ class Step:
     """The projection or the correction of a predicted distribution, or neither.
 
     Args:
-        metric: Metric of the projection; None projects nothing.
+        metric: Metric of the projection; ``"bottom-up"`` sums the bottom series; None projects nothing.
         covariance: As in ``DPPL``.
         draws: Number of projected draws to score in training; 0 scores the projected parameters instead.
         linear_only: Use only the linear equalities of the constraint.
@@ -85,22 +89,32 @@ class Step:
         """The layer of this step; None if it neither projects nor corrects."""
         if self.correction is not None:
             return CorrectionLayer(self.correction)
-        return None if self.metric is None else DPPL(self.metric, self.covariance, on_failure=self.on_failure)
+        if self.metric is None or self.bottom_up:
+            return None
+        return DPPL(self.metric, self.covariance, on_failure=self.on_failure)
+
+    @property
+    def bottom_up(self) -> bool:
+        """Whether the step sums the bottom series of a hierarchy."""
+        return self.metric == BOTTOM_UP
 
     def applied(
-        self, layer: DPPL | None, law: LocationScale, constraint: Constraint, metric_from: LocationScale | None = None
-    ) -> Projected | LocationScale:
+        self, layer: DPPL | None, law: Any, constraint: Constraint, metric_from: LocationScale | None = None
+    ) -> Projected | LocationScale | BottomUp:
         """The law after this step.
 
         Args:
             layer: What ``layer`` returned; it may hold learned weights.
-            law: The law before, over (*batch, n).
+            law: The law before, over (*batch, n), or over the bottom series of a bottom-up step.
             constraint: What to project on.
             metric_from: The law whose covariance the oblique metric uses; None for ``law`` itself.
         """
+        if self.bottom_up:
+            return BottomUp(law, constraint)
+        dist = as_location_scale(law)
         if layer is None:
-            return law
-        return layer(law, constraint.linear_part() if self.linear_only else constraint, metric_from=metric_from)
+            return dist
+        return layer(dist, constraint.linear_part() if self.linear_only else constraint, metric_from=metric_from)
 
     def applied_to_points(self, layer: DPPL | None, points: Tensor, constraint: Constraint) -> Tensor:
         """Points (*batch, n) after this step; NaN where a projection failed.
@@ -108,6 +122,8 @@ class Step:
         Raises:
             ParameterError: If the metric is oblique, which takes its weight from a law.
         """
+        if self.bottom_up:
+            return summing(constraint).aggregate(points)
         if layer is None:
             return points
         if not layer.metric.fixed:

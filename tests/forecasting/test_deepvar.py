@@ -52,7 +52,7 @@ def test_every_method_trains_and_keeps_its_promise(name):
 
 @pytest.mark.parametrize("method", ["probhard-or", "probhard-ob"])
 def test_no_path_is_negative(method, monkeypatch):
-    monkeypatch.setattr("probhard.forecasting.models.network.FIRST_SPREAD", 1.0)  # spreads as large as the values
+    monkeypatch.setattr("probhard.forecasting.models.heads.FIRST_SPREAD", 1.0)  # spreads as large as the values
     y = history()
     plain = forecast(small_estimator(method=method).train([entry(y)]), y, 200)
     bounded = forecast(small_estimator(method=method, constraint=ph.NonNegative()).train([entry(y)]), y, 200)

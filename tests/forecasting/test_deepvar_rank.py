@@ -33,7 +33,7 @@ def test_every_method_with_a_rank(name, tmp_path):
 
 @pytest.mark.parametrize("name", FEASIBLE)
 def test_bounds_with_a_rank(name, monkeypatch):
-    monkeypatch.setattr("probhard.forecasting.models.network.FIRST_SPREAD", 1.0)  # spreads as large as the values
+    monkeypatch.setattr("probhard.forecasting.models.heads.FIRST_SPREAD", 1.0)  # spreads as large as the values
     y = history()
     predictor = small_estimator(method=name, rank=2, constraint=ph.NonNegative()).train([entry(y)])
     samples = forecast(predictor, y, 200)

@@ -22,16 +22,17 @@ from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.distribution import LocationScale
 from probhard.method import Method, Score
+from probhard.projection.bottom_up import BottomUp
+from probhard.projection.forecast import Forecast
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
-Law = Projected | LocationScale
 
-
-def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
+def law_loss(method: Method, law: Forecast, batch: Batch) -> Tensor:
     """The summed score of a law over (*batch, n), or of its draws, and the weighted score of its functionals."""
     draws = law.rsample((method.training.draws,)) if method.training.draws else None  # (S, *batch, n)
     kept = usable(law) if draws is None else None
-    law = law if kept is None or isinstance(law, Projected) else _filled(law, kept)
+    law = _filled(law, kept) if kept is not None and isinstance(law, LocationScale) else law
     if callable(method.score):
         total = _own_score(method.score, law if draws is None else draws, batch, kept)
     else:
@@ -41,7 +42,9 @@ def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
         return total
     family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
     if draws is None:
-        joint = law if kept is None or functional_rule(law) != CLOSED else _filled(law, kept)
+        joint = law
+        if kept is not None and not isinstance(law, BottomUp | Mixture) and functional_rule(law) == CLOSED:
+            joint = _filled(law, kept)
         score = scores.crps(joint, target, mask=batch.mask, functionals=family)
         score = masked(score, None if kept is None else kept.unsqueeze(-1))
     else:
@@ -71,18 +74,18 @@ def penalty(method: Method, constraint: Constraint, mean: Tensor) -> Tensor:
     return torch.linalg.vector_norm(equal, dim=-1) + torch.linalg.vector_norm(unequal, dim=-1)
 
 
-def usable(prediction: Law | Tensor) -> Tensor | None:
+def usable(prediction: Forecast | Tensor) -> Tensor | None:
     """Elements of a prediction that did not fail, (*batch,) bool; None if none failed."""
-    if not checking():
+    if not checking() or isinstance(prediction, BottomUp):  # sums do not fail
         return None
-    if isinstance(prediction, Projected):
+    if isinstance(prediction, Projected | Mixture):
         return prediction.usable
     values = prediction if isinstance(prediction, Tensor) else prediction.loc
     kept = ~torch.isnan(values).any(-1)
     return None if bool(kept.all()) else kept
 
 
-def _filled(law: Law, kept: Tensor) -> LocationScale:
+def _filled(law: Projected | LocationScale, kept: Tensor) -> LocationScale:
     """The law with means of 0 where it failed: scores there are finite, and left out of the loss."""
     return LocationScale(torch.where(kept.unsqueeze(-1), law.mean, 0.0), law.cov, law.family, validate_args=False)
 
@@ -95,8 +98,10 @@ def _both(mask: Tensor | None, kept: Tensor | None, target: Tensor) -> Tensor | 
     return whole if mask is None else whole & mask
 
 
-def _law_score(name: str, law: Law, draws: Tensor | None, target: Tensor, mask: Tensor | None) -> Tensor:
+def _law_score(name: str, law: Forecast, draws: Tensor | None, target: Tensor, mask: Tensor | None) -> Tensor:
     """The summed score of this name."""
+    if name == "nll" and isinstance(law, BottomUp):
+        return law.nll(target, mask).sum()
     if draws is None:
         return scores.SCORES[name](law, target, mask=mask).sum()
     if name == "crps":

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from probhard.forecasting.data import HierarchicalData, from_frame, load, to_long
 from probhard.forecasting.models import (
+    SYSTEMS,
     BaseForecast,
+    TemporalBlocks,
     base_forecast,
     last_value,
     reconcile,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from probhard.forecasting.views import cross_validation
 
 __all__ = [
+    "SYSTEMS",
     "BaseForecast",
     "CrossTemporal",
     "DeepVAREstimator",
@@ -65,6 +68,7 @@ __all__ = [
     "ProjectionReconciler",
     "Reconciled",
     "Reconciliation",
+    "TemporalBlocks",
     "base_forecast",
     "calibration",
     "cross_temporal",

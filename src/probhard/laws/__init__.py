@@ -7,7 +7,9 @@ from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
 from probhard.laws.field_correlation import spectral_correlation
 from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
 from probhard.laws.marginals import CensoredMarginals
+from probhard.laws.poisson_mixture import PoissonMixture
 from probhard.laws.spectral import Spectral
+from probhard.laws.split_marginals import SplitMarginals
 from probhard.laws.student_t import student_t
 
 __all__ = [
@@ -26,7 +28,9 @@ __all__ = [
     "LocationScale",
     "LowRank",
     "Marginals",
+    "PoissonMixture",
     "Spectral",
+    "SplitMarginals",
     "as_location_scale",
     "marginals",
     "shrunk_correlation",

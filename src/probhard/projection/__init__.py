@@ -1,8 +1,20 @@
 """Projection: the layer, the projected law, and one file per method for the nearest point."""
 
 from probhard.projection.base import Projector, Solution, Stats
+from probhard.projection.bottom_up import BottomUp
 from probhard.projection.frozen import FrozenIterations, FrozenProjection
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
-__all__ = ["DPPL", "FrozenIterations", "FrozenProjection", "Projected", "Projector", "Solution", "Stats"]
+__all__ = [
+    "DPPL",
+    "BottomUp",
+    "FrozenIterations",
+    "FrozenProjection",
+    "Mixture",
+    "Projected",
+    "Projector",
+    "Solution",
+    "Stats",
+]

@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from probhard.forecasting.models.baselines import last_value, seasonal_bootstrap, seasonal_naive
+from probhard.forecasting.models.blocks import TemporalBlocks
 from probhard.forecasting.models.classical import BaseForecast, base_forecast, reconcile
+from probhard.forecasting.models.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from probhard.forecasting.models.estimator import DeepVAREstimator
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
     from probhard.forecasting.models.predictor import DeepVARPredictor
 
 __all__ = [
+    "SYSTEMS",
     "BaseForecast",
     "DeepVAR",
     "DeepVAREstimator",
     "DeepVARPredictor",
+    "TemporalBlocks",
     "base_forecast",
     "best_weights",
     "last_value",

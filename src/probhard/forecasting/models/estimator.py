@@ -17,9 +17,11 @@ from probhard.constraints.hierarchy import Hierarchy
 from probhard.errors import MissingExtraError, ParameterError, ShapeError, check_choice
 from probhard.forecasting.data.seasons import CYCLES, default_lags, default_time_features, period_frequency
 from probhard.forecasting.models.network import DeepVAR
+from probhard.forecasting.models.size import check_size
 from probhard.forecasting.models.windows import Layout, RandomWindows, Window, Windows, last_windows
 from probhard.laws.family import NORMAL, Family
 from probhard.method import NOTHING, Method, as_method
+from probhard.projection.bottom_up import summing
 from probhard.score import Functionals, Levels
 
 try:
@@ -44,6 +46,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         context_length: Steps before the horizon; by default 3 H, at least the longest lag.
         lags_seq, time_features: By default those of the frequency; time features are names in ``CYCLES``.
         rank, family: Columns of the covariance's low-rank part (0: diagonal), and ``NORMAL`` or ``student_t(df)``.
+        law, components, count_unit: As in ``DeepVAR``. A bottom-up method predicts the bottom series alone.
         functionals: Family whose CRPS joins the loss, as in ``Method``, or ``"levels"`` for those of the hierarchy.
         scaling: ``"mean"`` (True), ``"centre"`` or ``"none"`` (False), as in ``DeepVAR``.
         num_feat_dynamic_real, seed: Rows of ``feat_dynamic_real``, and the seed of weights, windows and draws.
@@ -65,6 +68,9 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         dropout_rate: float = 0.1,
         rank: int = 0,
         family: Family = NORMAL,
+        law: str = "location-scale",
+        components: int = 10,
+        count_unit: float = 1.0,
         functionals: str | Functionals | None = None,
         scaling: bool | str = True,
         num_feat_dynamic_real: int = 0,
@@ -78,6 +84,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
     ) -> None:
         super().__init__(trainer_kwargs={})
         self.trainer_kwargs: dict[str, Any] = {**TRAINER, **(trainer_kwargs or {})}
+        self._lags_given = lags_seq is not None
         lags = default_lags(freq) if lags_seq is None else tuple(map(int, lags_seq))
         cycles = default_time_features(freq) if time_features is None else tuple(time_features)
         _check(prediction_length, lags, cycles, context_length)
@@ -85,6 +92,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
             {
                 "num_layers": num_layers,
                 "hidden_size": hidden_size,
+                "components": components,
                 "batch_size": batch_size,
                 "num_batches_per_epoch": num_batches_per_epoch,
                 "num_parallel_samples": num_parallel_samples,
@@ -115,6 +123,10 @@ class DeepVAREstimator(PyTorchLightningEstimator):
             "dropout_rate": dropout_rate,
             "rank": rank,
             "family": family,
+            "law": law,
+            "components": components,
+            "count_unit": count_unit,
+            "outputs": summing(self.constraint).bottoms if self.method.inference.bottom_up else None,
             "scaling": scaling if isinstance(scaling, str) else "mean" if scaling else "none",
         }
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
@@ -135,6 +147,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         Raises:
             ProbhardError: If the entries do not fit each other or the constraint, or are too short.
         """
+        check_size(training_data, self.layout, self.batch_size, self.network_options, self._lags_given)
         self._windows = Windows(training_data, self.layout)
         expected = self.constraint.variables
         if expected is not None and expected != self._windows.variables:

@@ -3,7 +3,7 @@
     scale_i = mean |y_i|,  centre_i = 0 or mean y_i,  over the observed context,
     x_t = ((y_{t - lag} - centre) / scale for every lag,  features_t,  log scale - mean log scale),
     h_t = LSTM layers (x_t), each after the first with a residual,
-    z_t = centre + scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units.
+    z_t = centre + scale * (loc(h_t) + softplus(h_t) e + factor(h_t) f),      in data units (other laws: ``heads``).
 
 With a centre of 0, all inputs are near 1 and a step of Adam moves every gate by their number. This is slow with many
 series, but it limits overfitting to few rows. The network knows no constraints; z_t is projected in data units.
@@ -11,35 +11,23 @@ series, but it limits overfitting to few rows. The network knows no constraints;
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from probhard.errors import check_choice
+from probhard.forecasting.models.heads import HEADS, Law, LocationScaleHead, PoissonMixtureHead, Units
 from probhard.forecasting.models.windows import Layout, Window
-from probhard.laws.covariance import Covariance, Diagonal, LowRank
-from probhard.laws.distribution import LocationScale
 from probhard.laws.family import LAPLACE, LOGISTIC, NORMAL, UNIFORM, Family
 from probhard.laws.student_t import student_t
 
 State = list[tuple[Tensor, Tensor]]  # hidden and cell state of every layer, (1, B, hidden)
 
-FIRST_SPREAD = 0.1  # spread of an untrained network, relative to the scale of a series
-SMALLEST_SPREAD = 1e-3
 SCALINGS = ("mean", "centre", "none")
 FAMILIES: dict[str, Family] = {family.name: family for family in (NORMAL, LAPLACE, LOGISTIC, UNIFORM)}
-
-
-class Units(NamedTuple):
-    """Location and scale that normalize the values of a series."""
-
-    centre: Tensor  # (B, 1, n)
-    scale: Tensor  # (B, 1, n)
 
 
 class DeepVAR(nn.Module):
@@ -54,7 +42,10 @@ class DeepVAR(nn.Module):
         family: Distribution of the noise.
         scaling: ``"mean"`` divides each series by its mean absolute value, ``"centre"`` also subtracts its mean,
             ``"none"`` does neither.
-    An unknown scaling raises ParameterError.
+        law: ``"location-scale"``, or ``"poisson-mixture"`` for counts, which has no rank and family.
+        components, count_unit: Number of components of the mixture, and value of one count.
+        outputs: Number of series that the law covers, the last ones; None for all.
+    An unknown scaling or law raises ParameterError.
     """
 
     typical: Tensor
@@ -69,17 +60,28 @@ class DeepVAR(nn.Module):
         rank: int = 0,
         family: Family = NORMAL,
         scaling: str = "mean",
+        law: str = "location-scale",
+        components: int = 10,
+        count_unit: float = 1.0,
+        outputs: int | None = None,
     ) -> None:
         super().__init__()
         check_choice("scaling", scaling, SCALINGS)
-        self.options = {"num_layers": num_layers, "hidden_size": hidden_size, "dropout_rate": dropout_rate}
+        check_choice("law", law, HEADS)
+        self.options: dict[str, Any] = {"num_layers": num_layers, "hidden_size": hidden_size}
+        self.options |= {"dropout_rate": dropout_rate, "law": law, "components": components}
+        self.options |= {"count_unit": count_unit, "outputs": outputs}
         self.layout, self.variables, self.rank, self.family, self.scaling = layout, variables, rank, family, scaling
         size = variables * (len(layout.lags_seq) + 1) + layout.num_features
         self.layers = nn.ModuleList(
             nn.LSTM(size if k == 0 else hidden_size, hidden_size, batch_first=True) for k in range(num_layers)
         )
         self.dropout = nn.Dropout(dropout_rate)
-        self.head = nn.Linear(hidden_size, variables * (2 + rank))
+        self.head: LocationScaleHead | PoissonMixtureHead
+        if law == "poisson-mixture":
+            self.head = PoissonMixtureHead(hidden_size, outputs or variables, components, count_unit)
+        else:
+            self.head = LocationScaleHead(hidden_size, outputs or variables, rank, family)
         self.register_buffer("typical", torch.ones(variables))  # scales of series without values in the context
         for parameter in self.parameters():
             nn.init.xavier_uniform_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
@@ -100,7 +102,7 @@ class DeepVAR(nn.Module):
         rest = {name: value for name, value in record.items() if name not in ("layout", "family")}
         return cls(Layout(**tuples), family=family if law["exact"] else family.independent(), **rest)
 
-    def forward(self, window: Window) -> LocationScale:
+    def forward(self, window: Window) -> Law:
         """Return the laws of the context and horizon steps, batch shape (B, steps), event shape (n,), in data units."""
         values, units = self.scaled(window.target)
         hidden, _ = self.recur(self.inputs(values, window.features, units))
@@ -169,21 +171,11 @@ class DeepVAR(nn.Module):
             after.append(last)
         return hidden, after
 
-    def law(self, hidden: Tensor, units: Units) -> LocationScale:
+    def law(self, hidden: Tensor, units: Units) -> Law:
         """Map hidden states to laws in data units.
 
         Args:
             hidden: Hidden states, (*batch, hidden).
             units: Location and scale, broadcast to (*batch, n).
         """
-        loc, raw, *factor = self.head(hidden).split([self.variables, self.variables, *self._factor_sizes()], -1)
-        shift = math.log(math.expm1(FIRST_SPREAD))
-        spread = functional.softplus(raw + shift) + SMALLEST_SPREAD
-        cov: Covariance = Diagonal.from_stddev(spread)
-        if self.rank:
-            columns = FIRST_SPREAD * factor[0].unflatten(-1, (self.variables, self.rank))
-            cov = LowRank(columns, spread.square())
-        return LocationScale(loc, cov, self.family, validate_args=False).affine(units.scale, units.centre)
-
-    def _factor_sizes(self) -> list[int]:
-        return [self.variables * self.rank] if self.rank else []
+        return self.head.law(hidden, Units(*(unit[..., -self.head.series :] for unit in units)))

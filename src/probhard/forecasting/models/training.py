@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from probhard.constraints.base import Constraint
-from probhard.forecasting.models.network import DeepVAR, State, Units
+from probhard.forecasting.models.heads import Law, Units
+from probhard.forecasting.models.network import DeepVAR, State
 from probhard.forecasting.models.windows import Window
 from probhard.laws.distribution import LocationScale
+from probhard.laws.poisson_mixture import PoissonMixture
 from probhard.method import Method
 from probhard.model import Batch, ConstrainedModel
 
@@ -124,8 +126,10 @@ class DeepVARModule(pl.LightningModule):
             values[:, longest + step] = ((draws[:, step] - now.centre) / now.scale).to(values)
 
 
-def double(law: LocationScale) -> LocationScale:
+def double(law: Law) -> Law:
     """Convert a law to float64, so that its projected draws add up to float64 rounding."""
+    if isinstance(law, PoissonMixture):
+        return law.to(torch.float64)
     return LocationScale(law.loc.double(), law.cov.to(torch.float64), law.family, validate_args=False)
 
 
