@@ -173,7 +173,9 @@ class DiffusionJob:
         Returns:
             One line per row.
         """
-        data = [functions(count, self._generator(index)) for index, count in enumerate((self.count, 100))]
+        data = [
+            functions(count, self._generator(index)) for index, count in enumerate((self.count, min(100, self.count)))
+        ]
         backbone, seconds = self._gp(data, folder, progress) if self.network[:2] == "gp" else self._np(data, folder)
         test = functions(TEST, self._generator(2), tested=True)
         test = Batch(
@@ -282,7 +284,7 @@ def grid(
     """
     names = list(dict.fromkeys(row.network for row in ROWS.values()))
     check_choices("method", networks, names)
-    few: Mapping[str, Any] = {"epochs": (1, 1), "count": 50, "width": 16}
+    few: Mapping[str, Any] = {"epochs": (1, 1), "count": 20, "width": 8}
     options: Mapping[str, Any] = few if quick else {"epochs": epochs}
     return Grid(
         [DiffusionJob(name, seed, **options) for seed in seeds for name in networks or names], Records(path, KEYS)
