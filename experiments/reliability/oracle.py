@@ -51,4 +51,4 @@ def farther(made: Case, ours: np.ndarray) -> bool:
         return False
     size = np.linalg.norm(root @ z)
     own, other = (float(np.linalg.norm(root @ (u - z))) for u in (ours, theirs))
-    return own > other * (1 + NEAR) + 1e-6 * size
+    return bool(own > other * (1 + NEAR) + 1e-6 * size)

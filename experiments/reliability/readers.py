@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def _fields(path: Path) -> object:
 
 
 def _npz(path: Path) -> None:
-    np.savez_compressed(path, **_arrays())
+    arrays: dict[str, Any] = dict(_arrays())
+    np.savez_compressed(path, **arrays)
 
 
 def _zarr(path: Path) -> None:
@@ -134,9 +136,7 @@ def _zarr(path: Path) -> None:
 
 
 def _hdf5(path: Path) -> None:
-    import h5py
-
-    with h5py.File(path, "w") as file:
+    with import_module("h5py").File(path, "w") as file:
         for name, array in _arrays().items():
             file.create_dataset(name, data=array, compression="gzip")
 
