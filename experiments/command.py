@@ -17,6 +17,9 @@ MODULES = {  # each has a function table(request)
     "pde-nonlinear": "experiments.pde.tables",
     "tvd": "experiments.pde.tables",
     "joint-fields": "experiments.pde.joint_tables",
+    "out-of-range": "experiments.pde.range_tables",
+    "diffusion": "experiments.pde.diffusion_tables",
+    "pde-cl": "experiments.pde.cl_tables",
     "forecasting": "experiments.forecasting.tables",
     "forecasting-rolling": "experiments.forecasting.rolling_tables",
     "systems-forecasting": "experiments.forecasting.system_tables",
@@ -26,7 +29,14 @@ MODULES = {  # each has a function table(request)
     "first-order": "experiments.first_order",
     "alarms": "experiments.alarms",
     "optimisation": "experiments.optimisation.tables",
+    "systems": "experiments.optimisation.system_tables",
     "timing": "experiments.timing",
+    "reliability": "experiments.reliability.tables",
+    "multivariate": "experiments.questions.multivariate",
+    "multimodal": "experiments.questions.multimodal",
+    "sampling": "experiments.questions.sampling",
+    "inference": "experiments.questions.inference",
+    "metrics": "experiments.questions.metrics",
 }
 SPEED = "speed"  # has a folder of lines, one file for each suite
 TABLES = (*MODULES, SPEED)

@@ -59,10 +59,9 @@ CORNERS: dict[str, dict[str, Any]] = {
     name: {"covariance": name} for name in ("delta", "censored", "mean-field", "monte-carlo")
 }
 POLYHEDRA = {name: rule for name, rule in CORNERS.items() if name != "censored"}
-DRAWN = {name: rule for name, rule in POLYHEDRA.items() if name != "mean-field"}
 RULES = {
     **{"sphere": CURVED, "pme": CURVED, "simplex": CORNERS, "hierarchy": CORNERS},
-    **{"flow": POLYHEDRA, "rows": POLYHEDRA, "portfolio": DRAWN},
+    **{"flow": POLYHEDRA, "rows": POLYHEDRA, "portfolio": POLYHEDRA},
 }
 DISTANCES = ("hierarchy", "flow", "rows")  # groups whose spread is a distance in sds
 COLOURS = {

@@ -14,7 +14,7 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
 def test_the_gallery_is_complete():
-    names = {"portfolio", "dc_opf", "power_flow", "robot_arm", "quaternion", "covariance", "quantiles"}
+    names = {"portfolio", "dc_opf", "power_flow", "robot_arm", "quaternion", "covariance", "quantiles", "compare"}
     assert {script.stem for script in SCRIPTS} == names
     page = (EXAMPLES.parent / "docs" / "examples.md").read_text()
     for name in names:

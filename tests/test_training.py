@@ -244,6 +244,15 @@ def test_functionals_are_scored_during_the_warm_up():
     assert warmed == free != plain
 
 
+def test_a_method_may_warm_up_by_a_soft_loss():
+    schedule = Schedule(3, batch_size=10, lr=1e-2, halvings=0)
+    soft = ph.METHODS["softc"].replace(penalty=3.0)
+    warmed = ph.METHODS["hardnet-aff"].replace(warm_up=2, warm_penalty=3.0)
+    first, second = ([row["train"] for row in trained(model(m), schedule)[1].history] for m in (soft, warmed))
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+
+
 def test_the_penalty_pulls_the_mean_to_the_constraint():
     violations = {}
     for penalty in (0.0, 1.0):
@@ -322,7 +331,7 @@ def test_dropout_is_on_in_training_whatever_mode_the_model_came_in():
 
 def test_complex_weights_train():
     operator = nn.Sequential(Spectral(), nn.Conv1d(3, 2, 1))
-    trainee = ph.ConstrainedModel(OperatorBackbone(operator).double(), total(), "probhard-ob")
+    trainee = ph.ConstrainedModel(OperatorBackbone(operator, variance=True).double(), total(), "probhard-ob")
     inputs = torch.randn(20, 3, N)
     target = torch.fft.irfft(torch.fft.rfft(inputs[:, 0]) * 1j, n=N)
     target = target - target.mean(-1, keepdim=True) + 1 / N

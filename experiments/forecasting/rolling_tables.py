@@ -19,6 +19,7 @@ from experiments.forecasting.rolling_runs import (
     KEYS,
     LEVEL,
     NO_POOL,
+    NO_STEPS,
     RIVALS,
     SAMPLES,
     alone,
@@ -71,11 +72,12 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         "behind": _behind(scores, sets),
         "first": f"{sum(_rank(scores, name)[2] <= 1 + TIE for name in sets)} of {len(sets)}",
         "crps": _crps(scores, sets),
-        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_POOL)),
+        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_STEPS, NO_POOL)),
         "flips": _flips(scores, sets),
         "coverage": _coverage(lines, "inside"),
         "sums": _coverage(lines, "inside_sums"),
         "sum_shares": ", ".join(f"{_held(lines, group)} ({group})" for group in GROUPS),
+        "top_share": _held([line for line in lines if "inside_sums" in line], GROUPS[0], "inside"),
         "origins": ", ".join(f"{NAMES[name]} {len(scores[DEFAULT, name])}" for name in sets),
     }
     return templates.fill(PAGE, values)
@@ -162,7 +164,7 @@ def _crps(scores: Scores, sets: Sequence[str], chosen: Sequence[str] | None = No
 
 def _flips(scores: Scores, sets: Sequence[str]) -> str:
     table = []
-    for row in (*rows_of(scores), *ABLATIONS, NO_POOL):
+    for row in (*rows_of(scores), *ABLATIONS, NO_STEPS, NO_POOL):
         shared = [name for name in sets if (row, name) in scores]
         if not shared:
             continue
@@ -184,10 +186,10 @@ def _coverage(lines: Sequence[Line], field: str) -> str:
     return templates.table(["row", *GROUPS], table)
 
 
-def _held(lines: Sequence[Line], group: str) -> str:
+def _held(lines: Sequence[Line], group: str, field: str = "inside_sums") -> str:
     """Share of sums over the horizon inside the default's intervals, without its own interval."""
-    found = [line for line in lines if line["method"] == DEFAULT and "inside_sums" in line]
-    return _share([line for line in found if line["inside_sums"][group][1]], "inside_sums", group).split(" ")[0]
+    found = [line for line in lines if line["method"] == DEFAULT and field in line]
+    return _share([line for line in found if line[field][group][1]], field, group).split(" ")[0]
 
 
 def _share(lines: Sequence[Line], field: str, group: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         conformal,
         error_correlation,
     )
+    from probhard.comparison import Comparison, compare
     from probhard.constraints import (
         Ball,
         Box,
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
         trapezoid_weights,
         vectorise,
     )
-    from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
+    from probhard.corrections import AffineShift, Completion, Correction, DampedSweeps
+    from probhard.ensembles import DeepEnsemble, MCDropout
     from probhard.errors import (
         ConvergenceError,
         InfeasibleError,
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from probhard.laws.marginals import CensoredMarginals, Marginals
     from probhard.laws.poisson_mixture import PoissonMixture
     from probhard.laws.spectral import Spectral
+    from probhard.laws.split_marginals import SplitMarginals
     from probhard.laws.student_t import student_t
     from probhard.method import METHODS, Method, Step
     from probhard.metric import DenseMetric, DiagonalMetric, LowRankMetric, Metric
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
     from probhard.projection.bottom_up import BottomUp
     from probhard.projection.frozen import FrozenIterations, FrozenProjection
     from probhard.projection.layer import DPPL
+    from probhard.projection.mixture import Mixture
     from probhard.projection.projected import Projected
     from probhard.score import (
         BlockMeans,
@@ -94,6 +98,7 @@ if TYPE_CHECKING:
         functional_rule,
         functionals_from_record,
         mse,
+        n_merci,
         nll,
         pit,
         quantile_loss,
@@ -117,6 +122,8 @@ def _defined_in(module: str) -> None:
 __all__ += ["Calibration", "ConformalModel", "ConformalSet", "CoverageReport", "calibrate", "conformal"]
 __all__ += ["error_correlation"]
 _defined_in("calibration")
+__all__ += ["Comparison", "compare"]
+_defined_in("comparison")
 __all__ += [
     "Ball",
     "Box",
@@ -147,7 +154,9 @@ __all__ += [
     "vectorise",
 ]
 _defined_in("constraints")
-__all__ += ["DeepEnsemble", "MCDropout", "Mixture"]
+__all__ += ["AffineShift", "Completion", "Correction", "DampedSweeps"]
+_defined_in("corrections")
+__all__ += ["DeepEnsemble", "MCDropout"]
 _defined_in("ensembles")
 __all__ += [
     "ConvergenceError",
@@ -177,6 +186,8 @@ __all__ += ["PoissonMixture"]
 _defined_in("laws.poisson_mixture")
 __all__ += ["Spectral"]
 _defined_in("laws.spectral")
+__all__ += ["SplitMarginals"]
+_defined_in("laws.split_marginals")
 __all__ += ["student_t"]
 _defined_in("laws.student_t")
 __all__ += ["METHODS", "Method", "Step"]
@@ -193,6 +204,8 @@ __all__ += ["FrozenIterations", "FrozenProjection"]
 _defined_in("projection.frozen")
 __all__ += ["DPPL"]
 _defined_in("projection.layer")
+__all__ += ["Mixture"]
+_defined_in("projection.mixture")
 __all__ += ["Projected"]
 _defined_in("projection.projected")
 __all__ += [
@@ -210,6 +223,7 @@ __all__ += [
     "functional_rule",
     "functionals_from_record",
     "mse",
+    "n_merci",
     "nll",
     "pit",
     "quantile_loss",

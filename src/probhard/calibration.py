@@ -31,10 +31,9 @@ from probhard.laws.calibration import Calibration, Numbers, calibrated, correlat
 from probhard.laws.calibration import octaves as octave_labels
 from probhard.laws.correlation import shrunk_correlation
 from probhard.laws.covariance import Factored
-from probhard.laws.distribution import LocationScale
 from probhard.laws.field_correlation import spectral_correlation
 from probhard.model import Batch, ConstrainedModel
-from probhard.projection.bottom_up import BottomUp
+from probhard.projection.forecast import Forecast
 from probhard.projection.layer import DPPL
 from probhard.projection.parts import parts_of
 from probhard.projection.projected import Projected
@@ -232,7 +231,7 @@ class ConformalModel:
         """What exactly is covered, and when."""
         return str(self.promise)
 
-    def forecast(self, batch: Any) -> Projected | LocationScale | BottomUp:
+    def forecast(self, batch: Any) -> Forecast:
         """The law of the model, whose quantiles and draws carry no guarantee; see ``ConstrainedModel.forecast``."""
         return self.model.forecast(batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from probhard._util import atomic
 from probhard.cli import _project, main
+from probhard.errors import ParameterError
 
 X = np.linspace(0, 1, 20)
 MASS = "constraints:\n  - conservation: {mass: total}\n"
@@ -82,16 +84,22 @@ def test_paths_are_checked_before_any_work(folder: Path, capsys):
 
 
 def test_space_for_draws_is_reserved(tmp_path: Path, monkeypatch):
-    mapped = atomic.reserved_map(tmp_path / "a.npy", (10, 1000))
-    assert (tmp_path / "a.npy").stat().st_blocks * 512 >= mapped.nbytes
+    reserved = []
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def reserve(file: int, start: int, size: int) -> None:
+        reserved.append(size)
+        if len(reserved) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.ftruncate(file, size)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    mapped = atomic.reserved_map(tmp_path, (10, 1000))
+    assert reserved == [mapped.nbytes]
+    mapped[3] = 7.0
+    assert float(mapped.sum()) == 7000.0
+    assert not list(tmp_path.iterdir())  # the file has no name, so that a killed process leaves nothing
     with pytest.raises(OSError, match="No space"):
-        atomic.reserved_map(tmp_path / "b.npy", (10, 1000))
-    assert not (tmp_path / "b.npy").exists()
+        atomic.reserved_map(tmp_path, (10, 1000))
 
 
 def test_lack_of_memory_is_a_message(folder: Path, capsys, monkeypatch):
@@ -144,3 +152,23 @@ def test_a_forecast_is_sealed_with_its_model_and_report(tmp_path: Path, capsys):
     (output / "certificate.json").write_text("{}")  # not ours any more
     assert main(run) == 2
     assert "not a certificate" in capsys.readouterr().err
+
+
+def test_ctrl_c_inside_a_reader_is_an_interruption(folder: Path, monkeypatch):
+    """Readers in C turn KeyboardInterrupt into errors of their own, which must not look like a bad file."""
+
+    def read(path: Path) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ParameterError("It cannot be read.") from error
+
+    monkeypatch.setattr(_project, "read_fields", read)
+    assert project(folder) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_sigterm_ends_a_command(folder: Path, monkeypatch):
+    monkeypatch.setattr(_project, "read_fields", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert project(folder) == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

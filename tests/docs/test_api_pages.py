@@ -16,7 +16,7 @@ from docs.pages import ROOT
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
 SHOWN = re.findall(r"^::: (\S+)", TEXT, flags=re.M)
-ROOMS = ("laws", "constraints", "projection", "tangent", "rows", "solvers", "io", "pde", "forecasting")
+ROOMS = ("laws", "constraints", "projection", "corrections", "tangent", "rows", "solvers", "io", "pde", "forecasting")
 
 
 def resolved(name: str) -> Any:

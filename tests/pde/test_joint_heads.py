@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.functional import softplus
 
 import probhard as ph
-from probhard.ensembles import COLUMNS, Mixture
 from probhard.laws.covariance import Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.laws.spectral import Spectral
@@ -21,6 +20,7 @@ from probhard.pde.operators import VarianceNO
 from probhard.pde.samples import Samples
 from probhard.pde.settings import Settings
 from probhard.pde.surrogate import Normalised, Surrogate
+from probhard.projection.mixture import COLUMNS, Mixture
 from probhard.score import BlockMeans
 
 GRID = (4, 6)

@@ -19,9 +19,9 @@ from probhard import score
 from probhard._score.checks import masked, observed
 from probhard._score.functional_crps import antithetic_crps
 from probhard._score.functionals import Directions, Functionals, functional_mask
-from probhard.laws.distribution import LocationScale
-from probhard.projection.bottom_up import BottomUp
+from probhard.projection.forecast import Forecast
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
 FAILED = 0.01  # largest share of units without a finite score
@@ -38,7 +38,7 @@ def flagging(layer: DPPL | None) -> DPPL | None:
 
 
 def unit_scores(
-    predicted: Projected | LocationScale | BottomUp,
+    predicted: Forecast,
     y: Tensor,
     mask: Tensor | None,
     functionals: Any,
@@ -65,7 +65,7 @@ def unit_scores(
     if functionals is None or not weight:
         return total
     family = functionals if isinstance(functionals, Functionals) else Directions(functionals)
-    if score.functional_rule(predicted) == "draws":
+    if score.functional_rule(predicted) == "draws" and not isinstance(predicted, Mixture):
         draws = predicted.fixed_draws()
         draws = torch.where(torch.isfinite(draws), draws, predicted.mean.detach())  # those that failed
         rows = family.rows(y.shape[-1]).at(draws)
@@ -76,7 +76,7 @@ def unit_scores(
     return total + weight * y.shape[-1] * (values * family.weight.to(values)).sum(-1)
 
 
-def _fixed(predicted: Projected | LocationScale | BottomUp) -> Tensor:
+def _fixed(predicted: Forecast) -> Tensor:
     """Draws (S, *batch, n) from the same random numbers at every call; those that failed are at the mean."""
     generator = torch.Generator(predicted.mean.device).manual_seed(SEED)
     if not isinstance(predicted, Projected):

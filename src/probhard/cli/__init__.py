@@ -3,20 +3,26 @@
 Each command has a module for its options, which imports nothing heavy, and a private one of the same name for its work.
 
 Exit status: 0 on success, 2 for invalid input or lack of space (with a message on stderr), 3 if something is not
-feasible, 4 if it is feasible but implausible, 130 after Ctrl-C.
+feasible, 4 if it is feasible but implausible, 130 after Ctrl-C, 143 after
+SIGTERM.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import typer
 
 from probhard import __version__
 from probhard._util import memory
 from probhard.cli.bench import bench
-from probhard.cli.demo import demo
+from probhard.cli.compare import compare
+from probhard.cli.demo import INTERRUPTED, demo
 from probhard.cli.forecast import forecast
 from probhard.cli.predict import predict
 from probhard.cli.project import project
@@ -25,7 +31,7 @@ from probhard.cli.train import train
 from probhard.cli.verify import verify
 from probhard.errors import MissingExtraError, ProbhardError
 
-REFUSED = 2
+REFUSED, TERMINATED = 2, 143
 
 app = typer.Typer(
     name="probhard",
@@ -41,6 +47,7 @@ app.command()(reconcile)
 app.command()(forecast)
 app.command()(train)
 app.command()(predict)
+app.command()(compare)
 app.command()(verify)
 
 
@@ -67,18 +74,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status. Errors of probhard, and of files and memory, become a message on stderr; others are raised.
     """
+    interrupts: list[int] = []
     try:
-        typer.main.get_command(app).main(arguments, prog_name="probhard")
+        with _stoppable(interrupts):
+            typer.main.get_command(app).main(arguments, prog_name="probhard")
     except SystemExit as end:
         return int(end.code or 0)
+    except KeyboardInterrupt:  # before or after the command itself
+        return INTERRUPTED
     except (ProbhardError, MissingExtraError) as error:
-        return _refuse(str(error))
+        return INTERRUPTED if interrupts else _refuse(str(error))  # readers in C turn Ctrl-C into their own errors
     except (OSError, MemoryError, RuntimeError) as error:
         text = _out_of_resources(error)
         if text is None:
             raise
         return _refuse(text)
     return 0
+
+
+@contextmanager
+def _stoppable(interrupts: list[int]) -> Iterator[None]:
+    """Let SIGTERM end the command like an error does, so that temporary files are removed, and remember Ctrl-C."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(TERMINATED)
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    handlers: dict[signal.Signals, tuple[Any, Any]] = {
+        signal.SIGTERM: (signal.SIG_DFL, end),
+        signal.SIGINT: (signal.default_int_handler, interrupt),
+    }
+    main_thread = threading.current_thread() is threading.main_thread()
+    own = {n: pair for n, pair in handlers.items() if main_thread and signal.getsignal(n) is pair[0]}
+    for number, (_, handler) in own.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, (default, _) in own.items():
+            signal.signal(number, default)
 
 
 def _refuse(text: str) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from probhard._util.atomic import replacing
-from probhard.errors import ParameterError
+from probhard.errors import MissingExtraError, ParameterError
 from probhard.forecasting.data.table import require
 
 FORMAT_HELP = {  # what a file must be, and what to do if it is not
@@ -47,9 +49,12 @@ def read(path: Path, texts: Sequence[str]) -> Any:
         )
     try:
         return _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
-    except (ValueError, OSError) as error:
+    except (ParameterError, MissingExtraError):
+        raise
+    except Exception as error:  # damaged files make the libraries raise errors of any type
+        reason = str(error).strip() or type(error).__name__
         raise ParameterError(
-            f"{path} cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
+            f"{path} cannot be read: {reason.splitlines()[0].rstrip('.')}.",
             *FORMAT_HELP[path.suffix],
         ) from error
 
@@ -71,12 +76,25 @@ def _csv(path: Path, texts: Sequence[str]) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         head = list(islice(file, SNIFFED_LINES))
     separator = max(SEPARATORS, key=head[0].count) if head else ","
+    _check_titles(path, head[0] if head else "", separator)
     comma = separator != "," and any(re.search(r"\d,\d", line) for line in head)
     options = {"sep": separator, "decimal": "," if comma else ".", "encoding": "utf-8-sig"}
     frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), float_precision="round_trip", **options)
     textual = [name for name in frame.columns if not numeric(frame[name])]
     plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=textual, **options)  # "NA" may be a name
     return frame.assign(**{name: plain[name] for name in textual})
+
+
+def _check_titles(path: Path, line: str, separator: str) -> None:
+    """Check that no two columns of a CSV file have one name; pandas would rename the second."""
+    titles = [title.strip() for title in next(csv.reader([line], delimiter=separator), [])]
+    twice = [title for title, count in Counter(titles).items() if title and count > 1]
+    if twice:
+        raise ParameterError(
+            f"{path} has more than one column {twice[0]!r}.",
+            "Nothing says which of them is meant.",
+            "Rename or drop the others.",
+        )
 
 
 def numeric(column: Any) -> bool:

@@ -16,9 +16,10 @@ from probhard.errors import ParameterError
 
 RESULTS = Path("results")
 TABLES = (
-    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
-    *("systems-forecasting",),
-    *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
+    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "out-of-range", "diffusion", "pde-cl"),
+    *("forecasting", "forecasting-rolling", "reconciliation", "joint-forecasting", "systems-forecasting"),
+    *("conformal", "first-order", "alarms", "optimisation", "systems", "reliability", "timing", "speed"),
+    *("multivariate", "metrics", "inference", "sampling", "multimodal"),
 )
 
 
@@ -39,6 +40,10 @@ def bench(
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
     command, tables = (_from_checkout(f"experiments.{name}") for name in ("command", "table"))
+    if not render:
+        from probhard.cli._outputs import check_writable
+
+        check_writable(output, "--output")
     request = tables.Request(
         table=table,
         epochs=epochs,

@@ -187,11 +187,7 @@ class Constraint(ABC):
         return (self,)
 
     def linear_part(self) -> Constraint:
-        """The linear equalities, which are all that ProbConserv uses.
-
-        Raises:
-            ParameterError: There are none.
-        """
+        """The linear equalities, which are all that ProbConserv uses; raises ParameterError if there are none."""
         raise ParameterError(
             "This constraint has no linear part.",
             "ProbConserv projects on linear equalities alone.",
@@ -212,8 +208,7 @@ class Constraint(ABC):
 
         Args:
             u: Points, (*batch, n).
-            size: Magnitude of the numbers that u was computed from, (*batch, 1). Terms below a millionth of it
-                count as that large, so that a sum of zeros has a tolerance.
+            size: Magnitude of the numbers that u was computed from, (*batch, 1). A millionth of it has a tolerance.
 
         Returns:
             The violations, (*batch,).
@@ -222,17 +217,31 @@ class Constraint(ABC):
             ShapeError: u does not have n variables.
         """
         self.check_event(u, "The point")
-        equal = relative(self.residual(u), self.scale(u), size)
-        return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), size))
+        sizes = (None, None) if size is None else (self.unit(u) * size, self.excess_unit(u) * size)
+        equal = relative(self.residual(u), self.scale(u), sizes[0])
+        return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), sizes[1]))
+
+    def unit(self, u: Tensor) -> Tensor | float:
+        """How much residuals (*batch, q) may change if all variables change by 1."""
+        return 1.0
+
+    def excess_unit(self, u: Tensor) -> Tensor | float:
+        """How much excesses (*batch, p) may change if all variables change by 1."""
+        return 1.0
 
     def penalty(self, u: Tensor) -> Tensor:
-        """Sum of squared residuals and squared positive excesses of u (*batch, n), (*batch,).
+        """Sum of squared residuals and positive excesses of u (*batch, n), (*batch,); raises as ``violated``."""
+        equal, unequal = self.violated(u)
+        return equal.square().sum(-1) + unequal.square().sum(-1)
+
+    def violated(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals (*batch, q) and positive excesses (*batch, p) of u (*batch, n).
 
         Raises:
             ShapeError: u does not have n variables.
         """
         self.check_event(u, "The point")
-        return self.residual(u).square().sum(-1) + self.excess(u).clamp(min=0).square().sum(-1)
+        return self.residual(u), self.excess(u).clamp(min=0)
 
     def check_event(self, u: Tensor, name: str) -> None:
         """Check the number of variables.

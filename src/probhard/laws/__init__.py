@@ -9,6 +9,7 @@ from probhard.laws.hierarchy_factors import HierarchyFactors, HierarchyPattern
 from probhard.laws.marginals import CensoredMarginals
 from probhard.laws.poisson_mixture import PoissonMixture
 from probhard.laws.spectral import Spectral
+from probhard.laws.split_marginals import SplitMarginals
 from probhard.laws.student_t import student_t
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Marginals",
     "PoissonMixture",
     "Spectral",
+    "SplitMarginals",
     "as_location_scale",
     "marginals",
     "shrunk_correlation",

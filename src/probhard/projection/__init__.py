@@ -4,6 +4,17 @@ from probhard.projection.base import Projector, Solution, Stats
 from probhard.projection.bottom_up import BottomUp
 from probhard.projection.frozen import FrozenIterations, FrozenProjection
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
-__all__ = ["DPPL", "BottomUp", "FrozenIterations", "FrozenProjection", "Projected", "Projector", "Solution", "Stats"]
+__all__ = [
+    "DPPL",
+    "BottomUp",
+    "FrozenIterations",
+    "FrozenProjection",
+    "Mixture",
+    "Projected",
+    "Projector",
+    "Solution",
+    "Stats",
+]
