@@ -57,6 +57,11 @@ class Limits:
         none = bool(np.isnan(fixed).all())
         return Reconciliation(data.hierarchy, "oblique", self.nonnegative, upper, None if none else fixed, on_failure)
 
+    def at(self, steps: slice) -> Limits:
+        """Return the limits of some steps."""
+        upper, fixed = (x[steps] if np.ndim(x) == 2 else x for x in (self.upper, self.fixed))
+        return replace(self, upper=upper, fixed=fixed)
+
     def active(self, data: HierarchicalData) -> bool:
         """Return whether there is anything to obey besides the sums."""
         return self.nonnegative or self.upper is not None or self.fixed is not None or bool(data.ended.any())

@@ -85,7 +85,7 @@ class PathLaw:
         law = cls(mean, stddev)
         if errors is None or len(errors) < FEWEST:
             return replace(law, rho=implied_rho(law.stddev))
-        errors = torch.as_tensor(errors, dtype=torch.float64)
+        errors = latest(torch.as_tensor(errors, dtype=torch.float64))
         return replace(law, correlation=error_correlation(errors), rho=implied_rho(law.stddev, errors))
 
     @property
@@ -147,10 +147,14 @@ def path_noise(
 
 def error_correlation(errors: Tensor) -> LowRank:
     """The shrunk correlation of errors (T, n), NaN where missing, of a rank that bounds the memory."""
-    nodes = errors.shape[-1]
-    errors = errors[-max(FEWEST, ERROR_NUMBERS // nodes) :]
+    nodes, errors = errors.shape[-1], latest(errors)
     rank = min(*errors.shape, FACTOR_NUMBERS // nodes)
     return shrunk_correlation(errors, max(1, min(rank, LARGE_RANK) if nodes > LARGE else rank))
+
+
+def latest(errors: Tensor) -> Tensor:
+    """The last rows of errors (T, n), as many as the memory allows."""
+    return errors[-max(FEWEST, ERROR_NUMBERS // errors.shape[-1]) :]
 
 
 def floored(mean: Tensor, stddev: Tensor) -> Tensor:
