@@ -28,7 +28,7 @@ from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.models import spread
 from probhard.forecasting.models.classical import BaseForecast
-from probhard.forecasting.reconciliation.joint_law import PathLaw, step_root
+from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw, step_root
 from probhard.forecasting.reconciliation.learned import (
     MetricWeights,
     PastForecast,
@@ -41,6 +41,7 @@ from probhard.score import crps
 
 FEW = 3.0  # windows at which scales are halfway between 1 and their best
 RHOS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 0.995)  # candidates for the correlation of steps
+FEW_STEPS = 7  # of very many series
 RECENT, FEWEST, SMALLEST = 60, 8, 0.1  # rows of recent errors, least number of them, and least factor
 
 
@@ -202,6 +203,9 @@ def fit_rho(
     Returns:
         The correlation, between the best one and the mean of those of the laws; None without complete sums.
     """
+    apart = -(-len(targets[0]) // FEW_STEPS) if hierarchy.nodes > LARGE else 1
+    chosen = slice(None, None, apart)  # sums over every step, or over some of them for very many series
+    laws, targets = [law.at(chosen) for law in laws], [target[chosen] for target in targets]
     moments = [projected_moments(law, metric, hierarchy) for law in laws]
     mean = torch.stack([one[0].sum(0) for one in moments])  # (windows, n)
     y = torch.stack([torch.from_numpy(target).sum(0) for target in targets])
@@ -211,7 +215,7 @@ def fit_rho(
     stddev = torch.stack([one[1] for one in moments])  # (windows, H, n)
     losses = []
     for rho in RHOS:
-        root = step_root(stddev.shape[1], rho)
+        root = step_root(stddev.shape[1], rho**apart)
         spread_of_sums = torch.einsum("hk,whn->wkn", root, stddev).square().sum(1).sqrt()
         losses.append(_loss(mean[seen], spread_of_sums[seen], y[seen], 1.0))
     best, prior = RHOS[int(np.argmin(losses))], float(np.mean([law.rho for law in laws]))
