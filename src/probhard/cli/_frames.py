@@ -170,7 +170,7 @@ def _parquet(path: Path) -> Any:
     pandas = require("pandas", "Reading a .parquet file")
     engine = _polars()
     if engine is None:
-        return pandas.read_parquet(path)
+        return _categories(path) if _tall(path) else pandas.read_parquet(path)
     try:
         table = engine.read_parquet(path)
         if len(table) > TYPED_ROWS:  # texts as categories, without a Python object for each row
@@ -178,6 +178,23 @@ def _parquet(path: Path) -> Any:
         return pandas.DataFrame(table.to_dict(as_series=False))
     except engine.exceptions.PolarsError as error:
         raise ValueError(str(error)) from error
+
+
+def _tall(path: Path) -> bool:
+    """Whether a Parquet file has many rows."""
+    return importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows > TYPED_ROWS
+
+
+def _categories(path: Path) -> Any:
+    """Read Parquet by pyarrow with texts as categories, without a Python object for each row."""
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    texts = [f.name for f in parquet.read_schema(path) if arrow.types.is_string(f.type) or _large(arrow, f.type)]
+    table = parquet.read_table(path, read_dictionary=texts, use_threads=False)
+    return table.to_pandas(split_blocks=True, self_destruct=True, date_as_object=False)
+
+
+def _large(arrow: Any, kind: Any) -> bool:
+    return bool(arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind))
 
 
 def _plain_column(column: Any, engine: Any, pandas: Any) -> Any:

@@ -17,14 +17,13 @@ from typing import Any, Self
 
 import narwhals as nw
 import numpy as np
-import torch
 
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.limits import Limits
+from probhard.forecasting.limits import Limits, by_method
 from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
@@ -255,14 +254,7 @@ class HierarchicalForecaster:
         return draws if fit.within_bounds else self._within(draws)
 
     def steps(self, h: int | None = None, num_samples: int | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-        """Draw sample paths a few steps at a time, where all of them would not fit into memory.
-
-        Args:
-            h: Number of steps; by default the horizon of the fit.
-            num_samples: Number of paths S.
-
-        Yields:
-            Some steps, and their draws, (S, k, n); all steps at once if that takes no more than 1 GB.
+        """Yield some steps and their draws (S, k, n): all at once up to 1 GB, otherwise one step after the other.
 
         Raises:
             ParameterError: If the draws of a single step do not fit into memory; the text says how many do.
@@ -311,11 +303,7 @@ class HierarchicalForecaster:
             return draws
         if not self.network_only:  # series that have ended stay at 0
             return np.asarray(limits.apply(draws, self.data).draws)
-        step = as_method(self.method).inference
-        layer, bounded = step.layer(), self.nonnegative or self.upper is not None
-        if layer is None or step.linear_only or not bounded:
-            return draws
-        return layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
+        return by_method(as_method(self.method), draws, None if limits.unbounded else self.constraint)
 
     def _read(self, df: Any, reading: Mapping[str, Any]) -> HierarchicalData:
         if isinstance(df, HierarchicalData):

@@ -59,8 +59,9 @@ def kept_forecast(
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):  # absent or damaged: made again
         return read_forecast(path, member.name, data, origins)
     made = member.forecast(data, horizon, origins, jobs)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_forecast(path, made)
+    if made.complete:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_forecast(path, made)
     return made
 
 
