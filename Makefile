@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs clean
+SBOM ?= dist
+
+.PHONY: demo test lint bench fuzz chaos sbom docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m probhard demo
@@ -22,6 +24,21 @@ lint: $(VENV)/installed-test
 bench: $(VENV)/installed-peers
 	$(BIN)/python -m benchmarks
 
+# Resumes where an earlier run stopped. Peers that are not installed count as crashed: run it after `make bench`.
+CASES ?= 10000
+fuzz: $(VENV)/installed-peers $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reliability $(CASES)
+
+# Kills, disturbed disks and load; lines go to results/reliability-load.jsonl. About an hour.
+chaos: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reliability.kills
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reliability.disks
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reliability.load
+
+# Bill of materials and licences of all dependencies, of those that are installed.
+sbom: $(VENV)/installed-all
+	$(BIN)/python release/sbom.py --output $(SBOM)
+
 docs: $(VENV)/installed-docs
 	$(BIN)/mkdocs build --strict
 
@@ -35,6 +52,10 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e ".[test]"
+	touch $@
+
+$(VENV)/installed-all: $(VENV)/installed
+	$(PIP) -e ".[all]" packaging
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 import probhard as ph
 from experiments import templates
 from experiments.alarm_cases import Case, cases, flat_start, loads, power_flow
 from experiments.records import Records
+from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
+from probhard.errors import check_choices
 
 PAGE = Path(__file__).parent / "pages" / "alarms.md"
 KEYS = ("case", "points")
@@ -156,43 +157,25 @@ def training_step(batch: int = BATCH, rounds: int = ROUNDS) -> dict[str, Any]:
     return {"case": STEP, "points": f"batch of {batch}", "milliseconds": ours, "their_milliseconds": free}
 
 
-def run(path: Path, names: Sequence[str] = (), quick: bool = False) -> list[dict[str, Any]]:
-    """Measure cases in one thread, append their lines, and return all lines of the file.
+def table(request: Request) -> Table:
+    """The table: the named cases near and far, or all of them and the training step."""
+    names, quick = request.names("problems"), request.quick
+    check_choices("problem", names, NAMES)
 
-    Args:
-        path: The file of result lines.
-        names: Some of ``NAMES``; all, and the training step, if empty.
-        quick: Few points and rounds.
-    """
-    records, threads = Records(path, KEYS), torch.get_num_threads()
-    units: list[Callable[[], dict[str, Any]]] = [
-        partial(measure, case, points, *((40, 4) if quick else ()))
-        for case in cases()
-        for points in ("near", "far")
-        if (not names or case.name in names) and (quick or not records.has({"case": case.name, "points": points}))
-    ]
-    units += [] if names else [partial(training_step, BATCH, 1 if quick else ROUNDS)]
-    torch.set_num_threads(1)
-    try:
-        for unit in tqdm(units, unit="case"):
-            records.append(unit())
-    finally:
-        torch.set_num_threads(threads)
-    return records.read()
+    def pieces(records: Records) -> list[Callable[[], Lines]]:
+        left: list[Callable[[], Lines]] = [
+            partial(_lines, case, points, *((40, 4) if quick else ()))
+            for case in cases()
+            for points in ("near", "far")
+            if (not names or case.name in names) and (quick or not records.has({"case": case.name, "points": points}))
+        ]
+        return left if names else [*left, lambda: [training_step(BATCH, 1 if quick else ROUNDS)]]
+
+    return Table("alarms", KEYS, measured(pieces), render, plot)
 
 
-def write(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write the page and the figure; returns the files that were written.
-
-    Args:
-        folder: Where to write.
-        lines: Result lines of ``measure`` and ``training_step``.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page, picture = folder / "alarms.md", folder / "alarms.png"
-    page.write_text(render(lines))
-    plot(picture, lines)
-    return [page, picture]
+def _lines(case: Case, points: str, count: int = COUNT, sample: int = SAMPLE) -> Lines:
+    return [measure(case, points, count, sample)]
 
 
 def render(lines: Sequence[Mapping[str, Any]]) -> str:

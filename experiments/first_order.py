@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 import probhard as ph
 from experiments import templates
 from experiments.first_order_cases import CHUNK, GROUPS, Case, cases
 from experiments.records import Records
+from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
+from probhard.errors import check_choices
 from probhard.laws.marginals import Marginals
 from probhard.projection import Projected
 from probhard.score import crps, crps_ensemble
@@ -58,10 +59,9 @@ CORNERS: dict[str, dict[str, Any]] = {
     name: {"covariance": name} for name in ("delta", "censored", "mean-field", "monte-carlo")
 }
 POLYHEDRA = {name: rule for name, rule in CORNERS.items() if name != "censored"}
-DRAWN = {name: rule for name, rule in POLYHEDRA.items() if name != "mean-field"}
 RULES = {
     **{"sphere": CURVED, "pme": CURVED, "simplex": CORNERS, "hierarchy": CORNERS},
-    **{"flow": POLYHEDRA, "rows": POLYHEDRA, "portfolio": DRAWN},
+    **{"flow": POLYHEDRA, "rows": POLYHEDRA, "portfolio": POLYHEDRA},
 }
 DISTANCES = ("hierarchy", "flow", "rows")  # groups whose spread is a distance in sds
 COLOURS = {
@@ -142,36 +142,15 @@ def _step(case: Case, options: Mapping[str, Any]) -> float:
     return time.process_time() - started
 
 
-def run(path: Path, groups: Sequence[str] = (), quick: bool = False) -> list[dict[str, Any]]:
-    """Measure all cases in one thread, append their lines, and return all lines of the file.
+def table(request: Request) -> Table:
+    """The table: the named groups of cases, by default all."""
+    groups, quick = request.names("problems"), request.quick
+    check_choices("problem", groups, GROUPS)
 
-    Args:
-        path: The file of result lines.
-        groups: Some of ``GROUPS``; all if empty.
-        quick: Few cases, draws and rounds.
-    """
-    records, threads = Records(path, KEYS), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for case in tqdm(list(cases(groups or GROUPS, quick)), unit="case"):
-            records.append(*(measure(case, 2000, 1) if quick else measure(case)))
-    finally:
-        torch.set_num_threads(threads)
-    return records.read()
+    def pieces(_: Records) -> list[Callable[[], Lines]]:
+        return [partial(measure, case, *((2000, 1) if quick else ())) for case in cases(groups or GROUPS, quick)]
 
-
-def write(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write the page and the figure; returns the files that were written.
-
-    Args:
-        folder: Where to write.
-        lines: Result lines of ``measure``.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page, picture = folder / "first-order.md", folder / "first-order.png"
-    page.write_text(render(lines))
-    plot(picture, lines)
-    return [page, picture]
+    return Table("first-order", KEYS, measured(pieces), render, plot)
 
 
 def render(lines: Sequence[Mapping[str, Any]]) -> str:

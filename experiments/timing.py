@@ -8,6 +8,7 @@ Training on 100 projected draws is the paper's alternative to closed-form moment
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from experiments import templates
 from experiments.records import Records
+from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
+from probhard.errors import check_choices
 from probhard.method import METHODS, Method, Step
 
 PAGE = Path(__file__).parent / "pages" / "timing.md"
@@ -149,37 +151,20 @@ def measure(case: Case, budget: float = 20.0) -> list[dict[str, Any]]:
     ]
 
 
-def run(path: Path, cases: Sequence[Iterator[Case]], budget: float = 20.0) -> list[dict[str, Any]]:
-    """Measure all cases in one thread, append their lines, and return all lines of the file.
+def table(request: Request) -> Table:
+    """The table: the named PDE problems and data sets, by default all."""
 
-    Args:
-        path: The file of result lines.
-        cases: Groups of cases, such as ``pde_cases`` and ``forecast_cases``.
-        budget: Seconds per case.
-    """
-    records, threads = Records(path, KEYS), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for cases_of_one_kind in cases:
-            for case in tqdm(cases_of_one_kind, unit="case"):
-                records.append(*measure(case, budget))
-    finally:
-        torch.set_num_threads(threads)
-    return records.read()
+    def pieces(_: Records) -> Iterator[Callable[[], Lines]]:
+        from experiments.forecasting.rows import DATASETS
 
+        chosen = request.names("problems")
+        check_choices("problem", chosen, (*PROBLEMS, *DATASETS))
+        fields = [name for name in chosen or PROBLEMS if name not in DATASETS]
+        series = [name for name in chosen or DATASETS if name in DATASETS]
+        for case in itertools.chain(pde_cases(fields), forecast_cases(series)):
+            yield partial(measure, case, 1.0 if request.quick else 20.0)
 
-def write(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write the page and the figure; returns the files that were written.
-
-    Args:
-        folder: Where to write.
-        lines: Result lines of ``measure``.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page, picture = folder / "timing.md", folder / "timing.png"
-    page.write_text(render(lines))
-    plot(picture, lines)
-    return [page, picture]
+    return Table("timing", KEYS, measured(pieces), render, plot)
 
 
 def render(lines: Sequence[Mapping[str, Any]]) -> str:

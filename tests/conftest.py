@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
+import offline
+
 torch.set_num_threads(1)
+offline.guard()
+
+
+@pytest.fixture(autouse=True)
+def _no_network():
+    """Fail a test that tried to reach another machine, even if the error was caught."""
+    offline.ATTEMPTS.clear()
+    yield
+    assert not offline.ATTEMPTS, f"The test tried to reach {offline.ATTEMPTS}."
 
 
 @pytest.fixture(autouse=True, scope="module")

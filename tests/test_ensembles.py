@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import probhard as ph
-from probhard.ensembles import DeepEnsemble, MCDropout, Mixture, fit_ensemble
+from probhard import Mixture
+from probhard.ensembles import DeepEnsemble, MCDropout, fit_ensemble
 from probhard.pde.operators import VarianceNO
 
 N = 4

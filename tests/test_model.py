@@ -36,7 +36,7 @@ from small_model import (
 # ------------------------------------------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "hier-e2e"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("hier-e2e", "hardnet++")])  # not by draws
 @pytest.mark.parametrize("score", ["crps", "nll"])
 def test_the_loss_is_a_sum(name, score):
     x, y = data()

@@ -322,7 +322,7 @@ def test_dropout_is_on_in_training_whatever_mode_the_model_came_in():
 
 def test_complex_weights_train():
     operator = nn.Sequential(Spectral(), nn.Conv1d(3, 2, 1))
-    trainee = ph.ConstrainedModel(OperatorBackbone(operator).double(), total(), "probhard-ob")
+    trainee = ph.ConstrainedModel(OperatorBackbone(operator, variance=True).double(), total(), "probhard-ob")
     inputs = torch.randn(20, 3, N)
     target = torch.fft.irfft(torch.fft.rfft(inputs[:, 0]) * 1j, n=N)
     target = target - target.mean(-1, keepdim=True) + 1 / N

@@ -7,20 +7,18 @@ all those before it. Then nothing is promised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from hierarchicalforecast.probabilistic_methods import Conformal
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from experiments.conformal.tables import EACH, FAMILY, JOINT, PEER
 from experiments.conformal.units import DATASETS, FIELDS, TREE, Case, field_case, origin_case, tree_case
-from experiments.records import Records
 from probhard.calibration import ConformalSet, Promise, conformal
 
 CASES = (*FIELDS, TREE, *DATASETS)
@@ -252,19 +250,12 @@ def cases(names: Sequence[str], quick: bool = False) -> Iterator[tuple[Case, boo
             yield origin_case(name), False
 
 
-def run(records: Records, names: Sequence[str], quick: bool = False) -> None:
-    """Measure the named cases in one thread and append their lines.
+def pieces(names: Sequence[str], quick: bool = False) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The work of the table, case by case.
 
     Args:
-        records: The file of result lines.
         names: As for ``cases``.
         quick: Few units and splits.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for case, exchangeable in tqdm(cases(names, quick), unit="case"):
-            lines = split_lines(case, 20 if quick else SPLITS) if exchangeable else origin_lines(case)
-            records.append(*lines)
-    finally:
-        torch.set_num_threads(threads)
+    for case, exchangeable in cases(names, quick):
+        yield partial(split_lines, case, 20 if quick else SPLITS) if exchangeable else partial(origin_lines, case)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments import templates
+from experiments.records import Records
+from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
+from probhard.errors import check_choices
 
 PAGE = Path(__file__).parent / "pages" / "conformal.md"
 JOINT, FAMILY, EACH, PEER = "joint", "family", "each", "hierarchicalforecast"
@@ -18,18 +21,17 @@ COLOURS = {JOINT: "#2a78d6", FAMILY: "#1baf7a", EACH: "#9aa5b1", PEER: "#eb6834"
 Line = Mapping[str, Any]
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page and the figure; returns the files that were written.
+def table(request: Request) -> Table:
+    """The table: the named problems and data sets, by default all."""
 
-    Args:
-        folder: Where to write.
-        lines: Result lines.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page, picture = folder / "conformal.md", folder / "conformal.png"
-    page.write_text(render(lines))
-    plot(picture, lines)
-    return [page, picture]
+    def pieces(_: Records) -> Iterator[Callable[[], Lines]]:
+        from experiments.conformal import runs
+
+        names = request.names("problems")
+        check_choices("problem", names, runs.CASES)
+        return runs.pieces(names, request.quick)
+
+    return Table("conformal", KEYS, measured(pieces), render, plot)
 
 
 def render(lines: Sequence[Line]) -> str:

@@ -9,10 +9,12 @@ from experiments import templates
 from experiments.forecasting.joint_bases import PLANS
 from experiments.forecasting.joint_laws import GROUPS
 from experiments.forecasting.joint_measures import LEVEL
-from experiments.forecasting.joint_runs import BASES, DRAWS, LAWS, RANK
+from experiments.forecasting.joint_runs import BASES, DRAWS, KEYS, LAWS, RANK
 from experiments.forecasting.joint_statistics import Line, Row, coverage, ratio, relative_score
 from experiments.forecasting.rows import DATASETS, SAMPLES
 from experiments.forecasting.tables import TITLES
+from experiments.grid import Grid
+from experiments.table import Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
 NAME = "joint-forecasting"
@@ -22,19 +24,17 @@ WORSE = 1.0005  # ratios of CRPS above it are listed
 KINDS = {"coverage": "steps", "coverage_sums": "sums"}
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page and its picture; returns the files that were written.
-
-    Args:
-        folder: Where to write.
-        lines: Result lines of the table.
-    """
+def table(request: Request) -> Table:
+    """The table, with its data sets, base forecasts and seeds."""
     from experiments.forecasting.joint_figure import draw
 
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{NAME}.md"
-    page.write_text(render(lines))
-    return [page, draw(folder / f"{NAME}.png", lines)]
+    def grid(path: Path) -> Grid:
+        from experiments.forecasting import joint_runs
+
+        datasets, bases = request.names("problems"), request.names("methods")
+        return joint_runs.grid(path, request.chosen_seeds(), datasets, bases, request.quick)
+
+    return Table(NAME, KEYS, resumed(grid, request), render, draw)
 
 
 def render(lines: Sequence[Line]) -> str:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from experiments.forecasting.nine_sets import SETS
-from experiments.forecasting.reconciliation import ALONE, HISTORY, OURS, PAST, THEIRS
-from probhard._util.atomic import replacing
+from experiments.forecasting.reconciliation import ALONE, HISTORY, KEYS, OURS, PAST, THEIRS
+from experiments.grid import Grid
+from experiments.table import Line, Request, Table, resumed
 
 NAME = "reconciliation"
 PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
-Line = dict[str, Any]
 WITHOUT = THEIRS[:2]  # methods that need no history
 AGAINST = {PAST: THEIRS, HISTORY: THEIRS, ALONE: WITHOUT}
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page; returns its path.
+def table(request: Request) -> Table:
+    """The table, with its data sets."""
 
-    Args:
-        folder: Where to write.
-        lines: Result lines.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{NAME}.md"
-    with replacing(page) as partial:
-        partial.write_text(render(lines))
-    return [page]
+    def grid(path: Path) -> Grid:
+        from experiments.forecasting import reconciliation
+
+        return reconciliation.grid(path, request.names("problems"))
+
+    return Table(NAME, KEYS, resumed(grid, request), render)
 
 
 def render(lines: Sequence[Line]) -> str:

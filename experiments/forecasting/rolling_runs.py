@@ -48,8 +48,8 @@ ABLATIONS = {
     "without learned metric": PoolRecipe(metric=MetricWeights()),
     "without correlation": PoolRecipe(correlation=False),
     "without scales and factor": PoolRecipe(scales=False, factor=False),
-    "without learned steps": PoolRecipe(steps=False),
 }
+NO_STEPS = "without learned steps"
 ORDER = (  # cheap sets first
     *("tourism", "swiss_stays", "ercot_hourly", "aus_births", "nsw_offences"),
     *("wiki", "traffic", "labour", "tourism_large"),
@@ -77,7 +77,7 @@ class Job:
     def expected(self) -> list[dict[str, Any]]:
         """Return the key fields of the lines that this job gives."""
         numbers = range(SETS[self.dataset].origins) if self.origin is None else [self.origin]
-        rows = (DEFAULT, *RIVALS, *ABLATIONS, NO_POOL)
+        rows = (DEFAULT, *RIVALS, *ABLATIONS, NO_STEPS, NO_POOL)
         return [{"dataset": self.dataset, "method": row, "origin": number} for number in numbers for row in rows]
 
     def run(self, folder: Path, progress: bool = True) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class Job:
             if fits is None:
                 fits = fitted(known, len(future.index), folder.parent / "fits")
             else:
-                fits = {row: fit.moved(known) for row, fit in fits.items()}
+                fits = moved(fits, known)
             seconds = time.process_time() - started
             for row, draws, joint in _rows(fits, known):
                 key = {"dataset": self.dataset, "method": row, "origin": number}
@@ -108,12 +108,25 @@ def fitted(known: HierarchicalData, horizon: int, folder: Path) -> Fits:
         row: PooledForecast.fit(members, known, horizon, recipe=recipe, folder=folder)
         for row, recipe in recipes.items()
     }
+    fits[NO_STEPS] = without_steps(fits[DEFAULT])
     for name in fits[DEFAULT].tuned.members:
         fits[alone(name)] = only(fits[DEFAULT], name)
     scores = {name: score for name, score in fits[DEFAULT].tuned.scores.items() if name != "pool"}
     best = min(scores, key=scores.__getitem__) if scores else next(iter(fits[DEFAULT].tuned.members))
     fits[NO_POOL] = only(fits[DEFAULT], best)  # the best member on past windows
     return fits
+
+
+def moved(fits: Fits, known: HierarchicalData) -> Fits:
+    """Forecast from the end of another history with the same parameters; rows share the members' forecasts."""
+    made = {one.name: one for one in fits[DEFAULT].moved(known).made}
+    return {row: replace(fit, made=[made[one.name] for one in fit.made]) for row, fit in fits.items()}
+
+
+def without_steps(fit: PooledForecast) -> PooledForecast:
+    """A pool whose correlation of steps is the one that deviations and one-step errors imply."""
+    members = {name: replace(tuned, rho=None, own_rho=None) for name, tuned in fit.tuned.members.items()}
+    return replace(fit, tuned=replace(fit.tuned, members=members))
 
 
 def only(fit: PooledForecast, name: str) -> PooledForecast:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import ttest_rel
 
 from experiments import templates
+from experiments.forecasting import rows
 from experiments.forecasting.nine_sets import SETS
-from experiments.forecasting.rolling_runs import ABLATIONS, DEFAULT, GROUPS, LEVEL, NO_POOL, RIVALS, SAMPLES, alone
+from experiments.forecasting.rolling_runs import (
+    ABLATIONS,
+    DEFAULT,
+    GROUPS,
+    KEYS,
+    LEVEL,
+    NO_POOL,
+    NO_STEPS,
+    RIVALS,
+    SAMPLES,
+    alone,
+)
 from experiments.forecasting.tables import TITLES
+from experiments.grid import Grid
+from experiments.records import Records
+from experiments.table import Line, Request, Table, resumed
 
 NAME = "forecasting-rolling"
 PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
@@ -23,23 +36,21 @@ DEEPVAR = {"base": "DeepVAR", "probhard-or": "DeepVAR, Or", "probhard-ob": "Deep
 RESAMPLES, TIE = 2000, 0.01
 OVERLAPPING = ("tourism",)  # windows that share rows: not tested
 
-Line = dict[str, Any]
 Scores = dict[tuple[str, str], dict[int, float]]  # CRPS by (row, set) and origin
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page; returns the files that were written.
+def table(request: Request) -> Table:
+    """The table, with its data sets; DeepVAR's lines are read from the ``forecasting.jsonl`` beside its own."""
 
-    Args:
-        folder: Where to write; DeepVAR's lines are read from its ``forecasting.jsonl``.
-        lines: Result lines of the table.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{NAME}.md"
-    earlier = folder / "forecasting.jsonl"
-    networks = [json.loads(line) for line in earlier.read_text().splitlines()] if earlier.exists() else []
-    page.write_text(render(lines, networks))
-    return [page]
+    def grid(path: Path) -> Grid:
+        from experiments.forecasting import rolling_runs
+
+        return rolling_runs.grid(path, request.names("problems"))
+
+    def page(lines: Sequence[Line]) -> str:
+        return render(lines, Records(request.folder / "forecasting.jsonl", rows.KEYS).read())
+
+    return Table(NAME, KEYS, resumed(grid, request), page)
 
 
 def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
@@ -61,11 +72,12 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         "behind": _behind(scores, sets),
         "first": f"{sum(_rank(scores, name)[2] <= 1 + TIE for name in sets)} of {len(sets)}",
         "crps": _crps(scores, sets),
-        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_POOL)),
+        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_STEPS, NO_POOL)),
         "flips": _flips(scores, sets),
         "coverage": _coverage(lines, "inside"),
         "sums": _coverage(lines, "inside_sums"),
         "sum_shares": ", ".join(f"{_held(lines, group)} ({group})" for group in GROUPS),
+        "top_share": _held([line for line in lines if "inside_sums" in line], GROUPS[0], "inside"),
         "origins": ", ".join(f"{NAMES[name]} {len(scores[DEFAULT, name])}" for name in sets),
     }
     return templates.fill(PAGE, values)
@@ -152,7 +164,7 @@ def _crps(scores: Scores, sets: Sequence[str], chosen: Sequence[str] | None = No
 
 def _flips(scores: Scores, sets: Sequence[str]) -> str:
     table = []
-    for row in (*rows_of(scores), *ABLATIONS, NO_POOL):
+    for row in (*rows_of(scores), *ABLATIONS, NO_STEPS, NO_POOL):
         shared = [name for name in sets if (row, name) in scores]
         if not shared:
             continue
@@ -174,10 +186,10 @@ def _coverage(lines: Sequence[Line], field: str) -> str:
     return templates.table(["row", *GROUPS], table)
 
 
-def _held(lines: Sequence[Line], group: str) -> str:
+def _held(lines: Sequence[Line], group: str, field: str = "inside_sums") -> str:
     """Share of sums over the horizon inside the default's intervals, without its own interval."""
-    found = [line for line in lines if line["method"] == DEFAULT and "inside_sums" in line]
-    return _share([line for line in found if line["inside_sums"][group][1]], "inside_sums", group).split(" ")[0]
+    found = [line for line in lines if line["method"] == DEFAULT and field in line]
+    return _share([line for line in found if line[field][group][1]], field, group).split(" ")[0]
 
 
 def _share(lines: Sequence[Line], field: str, group: str) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 from scipy import stats
 
 from experiments import templates
-from experiments.forecasting.rows import CLASSICAL, DATASETS, NAIVE, POOL, SETTINGS
+from experiments.forecasting.rows import CLASSICAL, DATASETS, KEYS, NAIVE, POOL, SETTINGS
+from experiments.grid import Grid
+from experiments.table import Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 from probhard.method import METHODS
 
@@ -38,17 +40,16 @@ SIGNIFICANT = 0.05
 TRAFFIC_PERIOD = 267  # rows after which Traffic repeats; checked in the tests
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page; returns the files that were written.
+def table(request: Request) -> Table:
+    """The table, with its data sets, rows, windows and seeds."""
 
-    Args:
-        folder: Where to write.
-        lines: Result lines of the table.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "forecasting.md"
-    page.write_text(render(lines))
-    return [page]
+    def grid(path: Path) -> Grid:
+        from experiments.forecasting import runs
+
+        windows, datasets, kinds = (request.names(option) for option in ("windows", "problems", "methods"))
+        return runs.grid(path, request.chosen_seeds(range(5)), windows, datasets, kinds, quick=request.quick)
+
+    return Table("forecasting", KEYS, resumed(grid, request), render)
 
 
 def render(lines: Sequence[Line]) -> str:

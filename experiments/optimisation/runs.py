@@ -5,37 +5,33 @@ A unit whose lines are there is not run again; loads of power networks are kept 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-from tqdm import tqdm
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from experiments.optimisation import power_runs, program_runs
 from experiments.optimisation.power_runs import PLANS
 from experiments.optimisation.programs import PROGRAMS
 from experiments.records import Records
+from experiments.table import Lines
 
 CASES = (*PROGRAMS, *PLANS)
 
 
-def run(records: Records, names: Sequence[str], quick: bool = False) -> None:
-    """Run the named units in one thread, unless their lines are there, and append their lines.
+def pieces(records: Records, names: Sequence[str], quick: bool = False) -> Iterator[Callable[[], Lines]]:
+    """The named units whose lines are not there, each as a function that returns them.
 
     Args:
         records: The file of result lines.
         names: Some of ``CASES``; empty for all.
         quick: Few instances and epochs.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     done = {line["case"] for line in records.read()}
-    try:
-        for name in tqdm([name for name in names or CASES if name not in done], unit="case"):
-            with records.claim(name) as free:
-                if free and name in PROGRAMS:
-                    records.append(*program_runs.lines(name, quick))
-                elif free:
-                    plan = power_runs.QUICK if quick else PLANS[name]
-                    records.append(*power_runs.lines(name, records.folder("loads"), plan))
-    finally:
-        torch.set_num_threads(threads)
+    for name in names or CASES:
+        if name in done:
+            continue
+        with records.claim(name) as free:  # held while the unit runs
+            if free and name in PROGRAMS:
+                yield partial(program_runs.lines, name, quick)
+            elif free:
+                plan = power_runs.QUICK if quick else PLANS[name]
+                yield partial(power_runs.lines, name, records.folder("loads"), plan)

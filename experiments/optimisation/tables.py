@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments import templates
 from experiments.optimisation.goals import goals, missed
+from experiments.records import Records
+from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
+from probhard.errors import check_choices
 
 PAGE = Path(__file__).parent / "pages" / "optimisation.md"
 KEYS = ("case", "way")
@@ -31,18 +34,17 @@ QUOTED = (
 Line = Mapping[str, Any]
 
 
-def write(folder: Path, lines: Sequence[Line]) -> list[Path]:
-    """Write the page and the figure; returns the files that were written.
+def table(request: Request) -> Table:
+    """The table: the named families of programs and power networks, by default all."""
 
-    Args:
-        folder: Where to write.
-        lines: Result lines.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page, picture = folder / "optimisation.md", folder / "optimisation.png"
-    page.write_text(render(lines))
-    plot(picture, lines)
-    return [page, picture]
+    def pieces(records: Records) -> Iterator[Callable[[], Lines]]:
+        from experiments.optimisation import runs
+
+        names = request.names("problems")
+        check_choices("problem", names, runs.CASES)
+        return runs.pieces(records, names, request.quick)
+
+    return Table("optimisation", KEYS, measured(pieces), render, plot)
 
 
 def render(lines: Sequence[Line]) -> str:

@@ -43,6 +43,7 @@ class Plan:
     rate: float = 1e-3  # of Adam, falling to 0 along a cosine
     batch: int = BATCH
     seed: int = 0
+    constant: bool = False  # whether the rate stays as it is
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def train(
             optimiser.zero_grad()
             loss(chosen).backward()
             optimiser.step()
-            schedule.step()
+            if not plan.constant:
+                schedule.step()
             seconds, steps = seconds + time.process_time() - start, steps + 1
         if validate is not None:
             curve.append(validate())

@@ -23,6 +23,7 @@ from experiments.pde.joint_cases import Case, Data
 from probhard import score as scores
 from probhard.calibration import calibrate, error_correlation
 from probhard.model import Batch, ConstrainedModel
+from probhard.projection.mixture import Mixture
 
 QUANTILE = 1.6448536269514722  # of the standard normal law at 0.95
 WEIGHT, ENERGY = 0.3, 1.0  # of functionals and of the energy score in the score that calibration minimises
@@ -106,6 +107,7 @@ def figures(model: ConstrainedModel, case: Case, test: Batch, seed: int, draws: 
     for part in parts(test):
         assert part.target is not None
         forecast = model.forecast(part)
+        assert not isinstance(forecast, Mixture)
         sample = forecast.sample((draws,), generator)
         rows = functionals.rows(part.target.shape[-1])
         error = rows.apply(part.target - forecast.mean)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments import templates
+from experiments.grid import Grid
+from experiments.pde.joint import KEYS
 from experiments.pde.joint_figures import COLOURS, picture
+from experiments.table import Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
 Line = Mapping[str, Any]
 
-PAGE = Path(__file__).parent / "pages" / "joint-fields.md"
-PICTURE = "joint-fields.png"
+NAME = "joint-fields"
+PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
 DIAGONAL, ERRORS, JOINT = "diagonal", "errors", "joint"
 FIXED = ("total", "integral")  # scales that the constraint fixes, or all but
 LOW, HIGH = 0.85, 0.95  # coverage that is asked for
@@ -32,22 +36,23 @@ REBUTTAL = {  # problem: MSE and energy score with a diagonal Q, and with one of
 }
 
 
-def write(folder: Path, lines: Sequence[Line], quick: bool = False) -> list[Path]:
-    """Write the page and its picture.
+def table(request: Request) -> Table:
+    """The table, with its problems, laws and seeds."""
+    quick = request.quick
 
-    Args:
-        folder: Where to write.
-        lines: Result lines.
-        quick: Whether they are those of a quick run.
+    def grid(path: Path) -> Grid:
+        from experiments.pde import joint
 
-    Returns:
-        The files that were written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "joint-fields.md"
-    page.write_text(render(lines, quick))
+        problems, laws = request.names("problems"), request.names("methods")
+        return joint.grid(path, request.chosen_seeds(range(3)), problems, laws, quick=quick)
+
+    return Table(NAME, KEYS, resumed(grid, request), partial(render, quick=quick), plot)
+
+
+def plot(path: Path, lines: Sequence[Line]) -> None:
+    """Write the picture of the present calibration, else of the earlier one."""
     now, before = divided(lines)
-    return [page, picture(folder / PICTURE, now or before)]
+    picture(path, now or before)
 
 
 def render(lines: Sequence[Line], quick: bool = False) -> str:
@@ -64,7 +69,7 @@ def render(lines: Sequence[Line], quick: bool = False) -> str:
         "hours": f"{sum(line['seconds'] for line in lines if line['law'].split(',')[0] != ERRORS) / 3600:.1f}",
         "command": "probhard bench joint-fields --quick" if quick else "probhard bench joint-fields",
         "seeds": "; ".join(f"{problem}: {_seeds(now, problem)}" for problem in problems) or "none",
-        "picture": f"![Coverage by scale, and a draw of each law]({PICTURE})",
+        "picture": f"![Coverage by scale, and a draw of each law]({NAME}.png)",
         "goals": Figure(lambda _: _goals(now, [] if quick else _compared(now))),
         "coverage": _coverage(now, problems, laws) if now else "",
         "scores": _scores(now, problems, laws) if now else "",

@@ -11,6 +11,10 @@ The others are means over the grid points of the test fields:
 - ce_mass, ce_paper: ce_mean for the mass, and for the paper's mass if it differs.
 - covered_90: share of exact values in the central 90 % of the draws.
 - infeasible: share of draws that could not be made feasible.
+- energy, variogram: unbiased scores of whole fields; the variogram of order 1/2 over neighbours and distant pairs.
+- outside_depth: largest distance of a draw from the bounds.
+- rising, rising_depth: share of steps to the right that rise, and the highest, where exact fields never rise.
+- variation: total variation of a draw's slice over the exact one's, where slices are not constant.
 """
 
 from __future__ import annotations
@@ -29,9 +33,12 @@ from probhard.model import Batch, ConstrainedModel
 from probhard.pde.base import Problem
 from probhard.pde.problems import Advection, Stefan
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
 CHUNK = 10  # fields measured at a time
+PAIRS = 2000  # of distant points in the variogram
+ROUNDING = 1e-9  # steps that count as rising are higher
 
 Rule = Callable[[Problem, Tensor], Constraint]
 
@@ -64,7 +71,8 @@ def evaluate(
     """
     assert test.target is not None
     total: dict[str, Tensor] = {}
-    largest = torch.tensor(0.0, dtype=torch.float64)
+    largest: dict[str, Tensor] = {}
+    pairs = variogram_pairs(problem)
     masses = {"ce_mass": problem}
     if isinstance(problem, Stefan | Advection):
         masses["ce_paper"] = replace(problem, law="paper")
@@ -78,8 +86,11 @@ def evaluate(
         error = (mean - part.target).square()
         free = ~problem.single_point(part.context)[..., None].expand(-1, *problem.shape).flatten(-2)
         residuals = rows.residual(draws)
-        largest = torch.maximum(largest, residuals.abs().max())
         lower, upper = (bound.expand(-1, *problem.shape).flatten(-2) for bound in problem.bounds(part.context))
+        worst = {
+            "ce_draws": residuals.abs().max(),
+            "outside_depth": torch.maximum(lower - draws, draws - upper).max().clamp_min(0.0),
+        }
         figures = {
             "mse": error.mean(-1),
             "mse_draws": (draws.mean(0) - part.target).square().mean(-1),
@@ -92,7 +103,18 @@ def evaluate(
             "outside_bounds": ((draws < lower) | (draws > upper)).double().mean((0, -1)),
             "negative": (draws < 0).double().mean((0, -1)),
             "infeasible": prediction.flagged.double().mean(0),
+            "energy": scores.energy_score(draws, part.target, estimator="fair"),
+            "variogram": scores.variogram_score(draws, part.target, pairs=pairs) / len(pairs),
         }
+        exact, steps = (x.unflatten(-1, problem.shape).diff(dim=-1) for x in (part.target, draws))
+        if bool((exact <= 0).all()):
+            figures["rising"] = (steps > ROUNDING).double().mean((0, -2, -1))
+            worst["rising_depth"] = steps.max().clamp_min(0.0)
+        size = exact.abs().sum(-1)
+        ratio = steps.abs().sum(-1).mean(0) / size
+        figures["variation"] = torch.where(size > 0, ratio, 0.0).sum(-1) / (size > 0).sum(-1).clamp_min(1)
+        for name, value in worst.items():
+            largest[name] = torch.maximum(largest.get(name, value), value)
         if last is None:
             figures["crps_marginals"] = scores.crps(forecast, part.target).mean(-1)
         for name, other in masses.items():
@@ -102,7 +124,18 @@ def evaluate(
     points = float(total.pop("free_points"))
     free_mse = float(total.pop("free_errors")) / max(points, 1.0)
     means = {name: float(value) / len(test.target) for name, value in total.items()}
-    return {**means, "mse_free": free_mse, "ce_draws": float(largest)}
+    return {**means, "mse_free": free_mse, **{name: float(value) for name, value in largest.items()}}
+
+
+def variogram_pairs(problem: Problem) -> Tensor:
+    """Pairs of points (P, 2) for the variogram score: neighbours in space and in time, and random ones."""
+    index = torch.arange(problem.shape[0] * problem.shape[1]).reshape(problem.shape)
+    neighbours = [
+        torch.stack([index[:, 1:], index[:, :-1]], -1).flatten(0, 1),
+        torch.stack([index[1:], index[:-1]], -1).flatten(0, 1),
+    ]
+    random = torch.randint(index.numel(), (PAIRS, 2), generator=torch.Generator().manual_seed(0))
+    return torch.cat([*neighbours, random])
 
 
 @dataclass(frozen=True)
@@ -115,7 +148,10 @@ class Prediction:
 
 
 def predicted(
-    forecast: Projected | LocationScale, generator: torch.Generator, count: int, last: Constraint | None = None
+    forecast: Projected | LocationScale | Mixture,
+    generator: torch.Generator,
+    count: int,
+    last: Constraint | None = None,
 ) -> Prediction:
     """Return mean and draws of a forecast, moved to the nearest fields that obey ``last`` if it is given.
 

@@ -17,7 +17,7 @@ import torch
 
 from experiments.grid import Grid
 from experiments.pde.measures import dataset, evaluate, predicted, profile
-from experiments.pde.rows import TABLES, Row, Table
+from experiments.pde.rows import TABLES, Row
 from experiments.pde.rules import RULES
 from experiments.records import Records
 from probhard import score as scores
@@ -68,7 +68,7 @@ class Job:
     def expected(self) -> list[dict[str, Any]]:
         """Return the key fields of the lines that this job gives."""
         table = TABLES[self.table]
-        problem = self._problem()
+        problem = self.problem_of()
         key: dict[str, Any] = {"problem": problem.name}
         if "m_range" in table.keys:
             key["m_range"] = [problem.lower, problem.upper]
@@ -88,8 +88,8 @@ class Job:
             One result line per row.
         """
         table = TABLES[self.table]
-        problem = self._problem()
-        backbone, about = self._train(table, problem, folder, progress)
+        problem = self.problem_of()
+        backbone, about = self.train(folder, progress)
         exact = replace(problem, dtype=torch.float64)
         test = dataset(exact, exact.split(self.seed, *self.sizes).test)
         validation = dataset(exact, problem.split(self.seed, *self.sizes).validation.double())  # as in training
@@ -114,7 +114,8 @@ class Job:
             lines.append(line)
         return lines
 
-    def _problem(self) -> Problem:
+    def problem_of(self) -> Problem:
+        """Return the problem, on the grid of the job."""
         problem = TABLES[self.table].problems[self.problem]()
         return problem if self.shape is None else replace(problem, slices=self.shape[0], points=self.shape[1])
 
@@ -131,8 +132,17 @@ class Job:
             prediction = predicted(forecast, torch.Generator().manual_seed(self.seed), VALIDATION_DRAWS)
             return float(scores.crps_ensemble(prediction.draws, validation.target, estimator="fair").mean())
 
-    def _train(self, table: Table, problem: Problem, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
-        """The network of the best epoch, and of the choice that is best on validation data."""
+    def train(self, folder: Path, progress: bool) -> tuple[VarianceNO, dict[str, Any]]:
+        """Return the network of the best epoch, and of the choice that is best on validation data.
+
+        Args:
+            folder: For checkpoints.
+            progress: Show a bar.
+
+        Returns:
+            The network, and its epoch, choice, validation score and seconds.
+        """
+        table, problem = TABLES[self.table], self.problem_of()
         train, validation, _ = (dataset(problem, part) for part in problem.split(self.seed, *self.sizes))
         candidates: list[tuple[float, VarianceNO, dict[str, Any]]] = []
         seconds = 0.0

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments import templates
+from experiments.grid import Grid
 from experiments.pde.figures import profiles
 from experiments.pde.references import NEAREST, PAPER, PAPER_CE, smallest_of_paper
 from experiments.pde.rows import TABLES
 from experiments.pde.runs import Job
+from experiments.table import Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
 Line = Mapping[str, Any]
@@ -61,26 +63,37 @@ OBEYED = 1e-6  # largest residual of a draw that counts as CE 0
 COMPARED = ("mse", "crps")  # figures that the paper prints, in its order
 
 
-def write(folder: Path, table: str, lines: Sequence[Line], quick: bool = False) -> list[Path]:
-    """Write the page of a table and, if lines have profiles, its figure.
+def table(request: Request) -> Table:
+    """The table that is asked for, with its problems, rows, scores and seeds."""
+    name, quick = request.table, request.quick
+
+    def grid(path: Path) -> Grid:
+        from experiments.pde import runs
+
+        problems, rows, scores = (request.names(option) for option in ("problems", "methods", "scores"))
+        return runs.grid(name, path, request.epochs, request.chosen_seeds(), problems, rows, scores, quick)
+
+    return Table(
+        name,
+        TABLES[name].keys,
+        resumed(grid, request),
+        partial(render, name, quick=quick),
+        partial(plot, name),
+    )
+
+
+def plot(table: str, path: Path, lines: Sequence[Line]) -> None:
+    """Write the figure of a table, if lines have profiles.
 
     Args:
-        folder: Where to write.
         table: A name in ``TABLES``.
+        path: Of the picture.
         lines: Result lines of the table.
-        quick: Whether they are those of a quick run.
-
-    Returns:
-        The files that were written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{table}.md"
-    page.write_text(render(table, lines, quick))
     shown, profile = _shown(table, lines), TABLES[table].profile
-    if not shown:
-        return [page]
-    assert profile is not None
-    return [page, profiles(folder / f"{table}.png", shown, *SHOWN[table], profile[1])]
+    if shown:
+        assert profile is not None
+        profiles(path, shown, *SHOWN[table], profile[1])
 
 
 def render(table: str, lines: Sequence[Line], quick: bool = False) -> str:

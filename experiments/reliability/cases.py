@@ -1,4 +1,4 @@
-"""Random cases, each from one number: a feasible point, constraints around it, a law to project and a metric."""
+"""Cases from recipes: a feasible point, constraints around it, a law to project and a metric."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import numpy as np
 import torch
 
 import probhard as ph
+from experiments.reliability.curved_parts import CURVED
 from experiments.reliability.parts import Maker, Part
+from experiments.reliability.recipes import Recipe
 
-ORDINARY = 6  # decades of variances within which failures must be rare
-FREE = ("box", "mass", "equalities", "inequalities", "ball", "l1_ball", "variation", "sphere")
-MORE = {"positive": ("nonnegative", "simplex"), "rising": ("monotone",), "sums": ("hierarchy",), "any": ()}
-BATCHES: tuple[tuple[int, ...], ...] = ((), (1,), (3,), (2, 3), (0,))
-CURVED, LIFTED = ("ball", "sphere"), ("l1_ball", "variation")
-MEMBERS = {"diagonal": 0.7, "low rank": 0.2, "dense": 0.1}
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,19 +20,17 @@ class Case:
     """A law, a constraint and what is known of them.
 
     Args:
-        number: What the case is made from.
+        recipe: What the case is made from.
         parts: The constraints; all of them hold.
         law: The law that is projected.
-        metric: ``"oblique"`` or ``"orthogonal"``.
-        decades: Largest decimal exponent of variances and scales, without sign.
+        metric: A name or a metric.
         feasible: A point of the set, (*batch, n).
     """
 
-    number: int
+    recipe: Recipe
     parts: list[Part]
     law: ph.LocationScale
-    metric: str
-    decades: float
+    metric: str | ph.Metric
     feasible: np.ndarray
 
     @property
@@ -47,11 +42,6 @@ class Case:
         return joined
 
     @property
-    def ordinary(self) -> bool:
-        """Whether variances and scales lie within six decades of 1."""
-        return self.decades <= ORDINARY
-
-    @property
     def convex(self) -> bool:
         """Whether cvxpy can describe the set."""
         return self.feasible.ndim == 1 and all(part.terms is not None for part in self.parts)
@@ -61,68 +51,92 @@ class Case:
         return np.max([part.violation(u) for part in self.parts], axis=0)
 
     def __str__(self) -> str:
-        names = " & ".join(part.name for part in self.parts)
-        dtype = str(self.law.loc.dtype).removeprefix("torch.")
-        return f"case {self.number}: {names}, {tuple(self.law.loc.shape)}, {self.metric}, {dtype}, 1e{self.decades:.1f}"
+        recipe, names = self.recipe, " & ".join(part.name for part in self.parts)
+        law = f"{recipe.covariance}, {recipe.metric}, {recipe.dtype}, 1e{recipe.size:.1f}, {recipe.decades:.1f} decades"
+        return f"{names}, {tuple(self.law.loc.shape)}, {law}{', zeros' if recipe.certain else ''}"
 
 
-def case(number: int) -> Case:
-    """Make a case.
+def build(recipe: Recipe, loose: float = 0.0) -> Case:
+    """Make the case of a recipe.
 
     Args:
-        number: Any number from 0 on; the same number always gives the same case.
+        recipe: The recipe.
+        loose: Relative violation of bounds that is tolerated; 0 for our own points.
     """
-    random = np.random.default_rng(number)
-    n, batch = int(random.integers(1, 13)), BATCHES[random.choice(len(BATCHES), p=[0.4, 0.1, 0.25, 0.2, 0.05])]
-    decades = float(random.choice([0.0, random.uniform(0, 6), random.uniform(6, 12)], p=[0.4, 0.4, 0.2]))
-    scale = 10 ** random.uniform(-decades / 2, decades / 2)
-    point, kind, summing = _point(random, n, batch, scale)
-    maker = Maker(random, point, scale, bool(random.uniform() < 0.2), summing)
-    chosen = list(dict.fromkeys(random.choice([*FREE, *MORE[kind] * 3], size=int(random.integers(1, 4)))))
-    if curved := [name for name in chosen if name in CURVED]:  # no solver joins these with auxiliary variables
-        chosen = [name for name in chosen if name not in LIFTED][:2] or curved
-    parts = [getattr(maker, name)() for name in chosen]
-    law = _law(random, point, scale, decades, coupled=not curved)
-    if random.uniform() < 0.25:
-        law = ph.LocationScale(law.loc.float(), law.cov.to(torch.float32))
-    return Case(number, parts, law, str(random.choice(["oblique", "orthogonal"])), decades, point)
+    random = np.random.default_rng(recipe.seed)
+    scale = 10.0**recipe.size
+    point, summing = _point(random, recipe, scale)
+    rounding = 0.0 if recipe.dtype == "float64" else float(np.finfo(np.float32).eps)
+    maker = Maker(random, point, scale, recipe.flat, rounding, summing, loose)
+    parts = [CURVED[name](maker) if name in CURVED else getattr(maker, name)() for name in recipe.parts]
+    law = _law(random, recipe, point, scale)
+    return Case(recipe, parts, law, _metric(random, recipe, point.shape[-1]), point)
 
 
-def _point(
-    random: np.random.Generator, n: int, batch: tuple[int, ...], scale: float
-) -> tuple[np.ndarray, str, np.ndarray | None]:
-    """A point (*batch, n) of a kind that some constraints need, and the summation matrix of one that adds up."""
-    kind = str(random.choice(list(MORE)))
-    if kind == "sums":
+def _point(random: np.random.Generator, recipe: Recipe, scale: float) -> tuple[np.ndarray, np.ndarray | None]:
+    """A point (*batch, n) of the kind of the recipe, and the summation matrix of one that adds up."""
+    n, batch = recipe.n, recipe.batch
+    if recipe.kind == "sums":
         bottoms = max(2, n - 2)
         groups = (random.uniform(size=(int(random.integers(0, 3)), bottoms)) < 0.5).astype(float)
         groups = np.unique(groups[(groups.sum(1) > 1) & (groups.sum(1) < bottoms)], axis=0).reshape(-1, bottoms)
         summing = np.vstack([np.ones((1, bottoms)), groups, np.eye(bottoms)])
-        return scale * random.uniform(0, 2, (*batch, bottoms)) @ summing.T, kind, summing
-    point = scale * random.normal(size=(*batch, n))
-    if kind == "positive":
+        return scale * random.uniform(0, 2, (*batch, bottoms)) @ summing.T, summing
+    if recipe.kind in ("matrix", "correlation"):
+        return _matrices(random, 1 + n // 4, batch, recipe.kind == "correlation", scale), None
+    if recipe.kind == "fading":
+        slices = scale * random.normal(size=(*batch, 1, max(2, n // 3)))
+        return (slices * np.array([[1.0], [0.7], [0.7]])).reshape(*batch, -1), None
+    point = scale * random.normal(size=(*batch, n if "standard_cone" not in recipe.parts else max(2, n)))
+    if recipe.kind == "positive":
         point = np.abs(point) * (random.uniform(size=point.shape) < 0.8)
-    elif kind == "rising":
+        if "standard_cone" in recipe.parts:
+            rest = np.linalg.norm(point[..., 1:], axis=-1)
+            point[..., 0] = rest * (1.0 if recipe.flat else 1.2)
+    elif recipe.kind == "lots":
+        point = np.where(random.uniform(size=point.shape) < 0.4, 0.0, scale + np.abs(point))
+    elif recipe.kind == "rising":
         point = np.sort(point, -1)
-    return point, kind, None
+    elif recipe.kind == "bent":
+        point = np.cumsum(np.sort(point, -1), -1)
+    return point, None
 
 
-def _law(
-    random: np.random.Generator, point: np.ndarray, scale: float, decades: float, coupled: bool
-) -> ph.LocationScale:
-    """A law near or far from the point, with variances over some decades, some of them 0."""
-    distance = random.choice([0.0, 0.1, 1.0, 30.0])
-    loc = torch.from_numpy(point + distance * scale * random.normal(size=point.shape))
-    variance = scale**2 * 10 ** random.uniform(-decades / 2, decades / 2, point.shape)
-    if random.uniform() < 0.1:
+def _matrices(random: np.random.Generator, size: int, batch: tuple[int, ...], unit: bool, scale: float) -> np.ndarray:
+    """Vectors of positive semidefinite matrices, some of low rank, with a diagonal of ones if ``unit``."""
+    rank = int(random.integers(1, size + 1))
+    root = random.normal(size=(*batch, size, rank))
+    if unit:
+        root = root / np.linalg.norm(root, axis=-1, keepdims=True)
+    matrix = root @ np.swapaxes(root, -1, -2) * (1.0 if unit else scale)
+    row, column = np.tril_indices(size)
+    return matrix[..., row, column] * np.where(row == column, 1.0, 2**0.5)
+
+
+def _law(random: np.random.Generator, recipe: Recipe, point: np.ndarray, scale: float) -> ph.LocationScale:
+    """A law near or far from the point, with variances over some decades; some are 0 where the location is right."""
+    away = recipe.distance * scale * random.normal(size=point.shape)
+    variance = scale**2 * 10 ** random.uniform(-recipe.decades, recipe.decades, point.shape)
+    if recipe.certain:
         variance = np.where(random.uniform(size=point.shape) < 0.2, 0.0, variance)
-    own = torch.from_numpy(variance)
-    form = str(random.choice(list(MEMBERS), p=list(MEMBERS.values())))
-    n = point.shape[-1]
-    if form == "low rank" and coupled:
+        away = np.where(variance == 0, 0.0, away)  # known values are right
+    loc = torch.from_numpy(point + away)
+    own, n, dtype = torch.from_numpy(variance), point.shape[-1], DTYPES[recipe.dtype]
+    covariance: ph.Covariance = ph.Diagonal(own)
+    if recipe.covariance == "low rank":
         factor = torch.from_numpy(random.normal(size=(*point.shape, 2))) * own.sqrt().unsqueeze(-1)
-        return ph.LocationScale(loc, ph.LowRank(factor, own))
-    if form == "dense" and coupled and bool((own > 0).all()):
+        covariance = ph.LowRank(factor, own)
+    elif recipe.covariance == "dense" and not recipe.certain:
         root = torch.from_numpy(np.tril(random.normal(size=(*point.shape[:-1], n, n)) / n, -1) + np.eye(n))
-        return ph.LocationScale(loc, ph.Dense(own.sqrt().unsqueeze(-1) * root))
-    return ph.LocationScale(loc, ph.Diagonal(own))
+        covariance = ph.Dense(own.sqrt().unsqueeze(-1) * root)
+    return ph.LocationScale(loc.to(dtype), covariance.to(dtype))
+
+
+def _metric(random: np.random.Generator, recipe: Recipe, n: int) -> str | ph.Metric:
+    if recipe.metric in ("oblique", "orthogonal"):
+        return recipe.metric
+    values = torch.from_numpy(10 ** random.uniform(-recipe.decades, recipe.decades, n))
+    if recipe.metric == "diagonal":
+        return ph.DiagonalMetric(values)
+    root = torch.from_numpy(np.tril(random.normal(size=(n, n)) / n, -1) + np.eye(n))
+    return ph.DenseMetric(values.sqrt().unsqueeze(-1) * root)

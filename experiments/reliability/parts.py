@@ -8,7 +8,7 @@ from the set, relative to the sizes that cancel in it, from the same numbers but
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import cvxpy as cp
 import numpy as np
@@ -38,15 +38,17 @@ class Maker:
         random: Source of random numbers.
         point: The feasible point, (*batch, n).
         scale: Typical size of its entries.
-        degenerate: Whether sets may be flat: equal bounds, slack 0, balls of radius 0.
+        flat: Whether sets may be degenerate: equal bounds, slack 0, balls of radius 0.
+        rounding: Relative rounding of bounds in the precision of the law; 0 for float64.
     """
 
     random: np.random.Generator
     point: np.ndarray
     scale: float
-    degenerate: bool
+    flat: bool
+    rounding: float = 0.0
     coherent: np.ndarray | None = None  # summation matrix if the point adds up
-    used: set[str] = field(default_factory=set)
+    loose: float = 0.0  # relative violation of bounds that is tolerated, of others' points
 
     @property
     def n(self) -> int:
@@ -60,8 +62,15 @@ class Maker:
     def slack(self, *shape: int) -> np.ndarray:
         """Distances from the point to the edge of the set, some of them 0."""
         room = self.scale * self.random.uniform(0, 1, shape) * self.random.choice([1e-3, 1.0, 10.0])
-        zero = self.random.uniform(size=shape) < (0.5 if self.degenerate else 0.1)
+        zero = self.random.uniform(size=shape) < (0.5 if self.flat else 0.1)
         return np.where(zero, 0.0, room)
+
+    def bounds(self, u: np.ndarray, lower: np.ndarray | float, upper: np.ndarray | float) -> np.ndarray:
+        """Infinite where bounds do not hold: they hold exactly, but for their own rounding to the law's precision."""
+        room = self.loose * np.abs(u).max(-1, initial=0.0, keepdims=True)
+        below = u < lower - self.rounding * np.nan_to_num(np.abs(lower), posinf=0.0) - room
+        above = u > upper + self.rounding * np.nan_to_num(np.abs(upper), posinf=0.0) + room
+        return np.where((below | above).any(-1), np.inf, 0.0)
 
     def box(self) -> Part:
         lower, upper = self.point - self.slack(*self.point.shape), self.point + self.slack(*self.point.shape)
@@ -72,16 +81,16 @@ class Maker:
             low, high = np.isfinite(lower), np.isfinite(upper)
             return [u[low] >= lower[low], u[high] <= upper[high]]
 
-        return Part("box", ph.Box(lower, upper), lambda u: _box(u, lower, upper), terms)
+        return Part("box", ph.Box(lower, upper), lambda u: self.bounds(u, lower, upper), terms)
 
     def nonnegative(self) -> Part:
-        return Part("non-negative", ph.NonNegative(), lambda u: _box(u, 0.0, np.inf), lambda u: [u >= 0])
+        return Part("non-negative", ph.NonNegative(), lambda u: self.bounds(u, 0.0, np.inf), lambda u: [u >= 0])
 
     def mass(self) -> Part:
         weights = self.random.uniform(0.1, 1, self.n) * self.random.choice([1e-3, 1.0, 1e3])
         total = self.point @ weights
         constraint = ph.Conservation(weights, total)
-        return Part("mass", constraint, lambda u: _rows(u, weights[None], total[..., None]),
+        return Part("mass", constraint, lambda u: relative_rows(u, weights[None], total[..., None]),
                     lambda u: [weights @ u == total])  # fmt: skip
 
     def equalities(self) -> Part:
@@ -89,27 +98,15 @@ class Maker:
         rows = self.random.normal(size=(min(count, self.n), self.n))
         right = self.point @ rows.T
         constraint = ph.LinearEquality(rows, right)
-        return Part("equalities", constraint, lambda u: _rows(u, rows, right), lambda u: [rows @ u == right])
+        return Part("equalities", constraint, lambda u: relative_rows(u, rows, right), lambda u: [rows @ u == right])
 
     def inequalities(self) -> Part:
         rows = self.random.normal(size=(int(self.random.integers(1, 2 * self.n + 1)), self.n))
         right = self.point @ rows.T
         right = right + self.slack(*right.shape)
         constraint = ph.LinearInequality(rows, right)
-        return Part("inequalities", constraint, lambda u: _rows(u, rows, right, above=True),
+        return Part("inequalities", constraint, lambda u: relative_rows(u, rows, right, above=True),
                     lambda u: [rows @ u <= right])  # fmt: skip
-
-    def ball(self) -> Part:
-        offset = self.scale * self.random.normal(size=self.n)
-        center = self.point.reshape(-1, self.n).sum(0) / max(1, self.point.size // self.n) - offset
-        radius = np.linalg.norm(self.point - center, axis=-1) + self.slack(*self.point.shape[:-1])
-        constraint = ph.Ball(radius, center)
-
-        def violation(u: np.ndarray) -> np.ndarray:
-            size = radius + np.abs(u).max(-1) + np.abs(center).max()
-            return np.maximum(np.linalg.norm(u - center, axis=-1) - radius, 0) / size
-
-        return Part("ball", constraint, violation, lambda u: [cp.norm(u - center) <= radius])
 
     def l1_ball(self) -> Part:
         center = self.scale * self.random.normal(size=self.n)
@@ -141,7 +138,7 @@ class Maker:
         total = self.point.sum(-1)
 
         def violation(u: np.ndarray) -> np.ndarray:
-            return np.maximum(_box(u, 0.0, np.inf), _rows(u, np.ones((1, self.n)), total[..., None]))
+            return np.maximum(self.bounds(u, 0.0, np.inf), relative_rows(u, np.ones((1, self.n)), total[..., None]))
 
         return Part("simplex", ph.Simplex(total), violation, lambda u: [cp.sum(u) == total, u >= 0])
 
@@ -149,34 +146,12 @@ class Maker:
         assert self.coherent is not None
         above = len(self.coherent) - self.coherent.shape[1]
         rows = np.hstack([np.eye(above), -self.coherent[:above]])
-        return Part("hierarchy", ph.Hierarchy(self.coherent), lambda u: _rows(u, rows, np.zeros(above)),
+        return Part("hierarchy", ph.Hierarchy(self.coherent), lambda u: relative_rows(u, rows, np.zeros(above)),
                     lambda u: [rows @ u == 0])  # fmt: skip
 
-    def sphere(self) -> Part:
-        """A curved equality: the squared distance from a centre is that of the feasible point."""
-        import torch
 
-        center = self.point - self.scale * self.random.normal(size=self.point.shape)
-        square = np.square((self.point - center) / self.scale).sum(-1)
-        middle, target, scale = torch.from_numpy(center), torch.from_numpy(np.asarray(square)[..., None]), self.scale
-
-        def fn(u: torch.Tensor, middle: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return ((u - middle) / scale).square().sum(-1, keepdim=True) - target
-
-        def violation(u: np.ndarray) -> np.ndarray:
-            found = np.square((u - center) / scale).sum(-1)
-            size = square + np.square((np.abs(u) + np.abs(center)) / scale).sum(-1)
-            return np.abs(found - square) / size
-
-        return Part("sphere", ph.NonlinearEquality(fn, args=(middle, target)), violation)
-
-
-def _box(u: np.ndarray, lower: np.ndarray | float, upper: np.ndarray | float) -> np.ndarray:
-    """Bounds hold without any tolerance."""
-    return np.maximum(lower - u, u - upper).clip(0).max(-1, initial=0.0)
-
-
-def _rows(u: np.ndarray, rows: np.ndarray, right: np.ndarray, above: bool = False) -> np.ndarray:
+def relative_rows(u: np.ndarray, rows: np.ndarray, right: np.ndarray, above: bool = False) -> np.ndarray:
+    """Largest violation of rows by points u (..., n), relative to the terms that cancel."""
     found = u @ rows.T - right
     size = np.abs(u) @ np.abs(rows).T + np.abs(right) + 1e-300
     return ((np.maximum(found, 0) if above else np.abs(found)) / size).max(-1, initial=0.0)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         conformal,
         error_correlation,
     )
+    from probhard.comparison import Comparison, compare
     from probhard.constraints import (
         Ball,
         Box,
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
         trapezoid_weights,
         vectorise,
     )
-    from probhard.ensembles import DeepEnsemble, MCDropout, Mixture
+    from probhard.corrections import AffineShift, Completion, Correction, DampedSweeps
+    from probhard.ensembles import DeepEnsemble, MCDropout
     from probhard.errors import (
         ConvergenceError,
         InfeasibleError,
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from probhard.projection.base import Projector, Solution, Stats
     from probhard.projection.frozen import FrozenIterations, FrozenProjection
     from probhard.projection.layer import DPPL
+    from probhard.projection.mixture import Mixture
     from probhard.projection.projected import Projected
     from probhard.score import (
         BlockMeans,
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
         functional_rule,
         functionals_from_record,
         mse,
+        n_merci,
         nll,
         pit,
         quantile_loss,
@@ -115,6 +119,8 @@ def _defined_in(module: str) -> None:
 __all__ += ["Calibration", "ConformalModel", "ConformalSet", "CoverageReport", "calibrate", "conformal"]
 __all__ += ["error_correlation"]
 _defined_in("calibration")
+__all__ += ["Comparison", "compare"]
+_defined_in("comparison")
 __all__ += [
     "Ball",
     "Box",
@@ -145,7 +151,9 @@ __all__ += [
     "vectorise",
 ]
 _defined_in("constraints")
-__all__ += ["DeepEnsemble", "MCDropout", "Mixture"]
+__all__ += ["AffineShift", "Completion", "Correction", "DampedSweeps"]
+_defined_in("corrections")
+__all__ += ["DeepEnsemble", "MCDropout"]
 _defined_in("ensembles")
 __all__ += [
     "ConvergenceError",
@@ -187,6 +195,8 @@ __all__ += ["FrozenIterations", "FrozenProjection"]
 _defined_in("projection.frozen")
 __all__ += ["DPPL"]
 _defined_in("projection.layer")
+__all__ += ["Mixture"]
+_defined_in("projection.mixture")
 __all__ += ["Projected"]
 _defined_in("projection.projected")
 __all__ += [
@@ -204,6 +214,7 @@ __all__ += [
     "functional_rule",
     "functionals_from_record",
     "mse",
+    "n_merci",
     "nll",
     "pit",
     "quantile_loss",

@@ -35,6 +35,7 @@ from probhard.laws.distribution import LocationScale
 from probhard.laws.field_correlation import spectral_correlation
 from probhard.model import Batch, ConstrainedModel
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.parts import parts_of
 from probhard.projection.projected import Projected
 from probhard.tangent.linear import Tangent
@@ -231,7 +232,7 @@ class ConformalModel:
         """What exactly is covered, and when."""
         return str(self.promise)
 
-    def forecast(self, batch: Any) -> Projected | LocationScale:
+    def forecast(self, batch: Any) -> Projected | LocationScale | Mixture:
         """The law of the model, whose quantiles and draws carry no guarantee; see ``ConstrainedModel.forecast``."""
         return self.model.forecast(batch)
 

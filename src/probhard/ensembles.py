@@ -16,117 +16,22 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
-from probhard.laws.covariance import Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.model import ConstrainedModel
-from probhard.projection.base import Solution
-from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 
 if TYPE_CHECKING:
     from probhard.training import Fit, Schedule
 
 FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop entire channels
 DROPOUTS = (nn.Dropout, *FEATURES)
-COLUMNS = 64  # of the factor of a matched law, at most; what further columns would hold joins the diagonal
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """An equal mixture of location-scale laws.
-
-    Args:
-        members: The laws, all of one shape (*batch, n).
-    """
-
-    members: tuple[LocationScale, ...]
-
-    def matched(self, correlated: bool = True) -> LocationScale:
-        """The normal law with the mixture's moments.
-
-        Args:
-            correlated: Whether to keep covariances, else variances only. They are exact for members that are diagonal,
-                low rank or dense, if the factor has at most ``COLUMNS`` columns; else its leading ones are kept.
-                Other members count with their variances. Variances are always exact.
-
-        Returns:
-            The law over (*batch, n); low rank plus diagonal unless there is one member, or no correlation is kept.
-        """
-        means = torch.stack([member.mean for member in self.members])
-        mean, count = means.mean(0), len(self.members)
-        if not correlated:
-            own = torch.stack([member.variance for member in self.members])
-            return LocationScale(mean, Diagonal(own.mean(0) + means.var(0, correction=0)), validate_args=False)
-        parts = [_parts(member) for member in self.members]
-        own = torch.stack([own for own, _ in parts]).mean(0)
-        columns = [factor for _, factor in parts if factor is not None]
-        if count > 1:
-            columns.append((means - mean).movedim(0, -1))
-        if not columns:
-            return LocationScale(mean, Diagonal(own), validate_args=False)
-        return LocationScale(mean, _leading(torch.cat(columns, -1) / count**0.5, own), validate_args=False)
-
-    def rsample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw from the members in turn, an equal share of each.
-
-        Args:
-            count: Number of draws.
-            generator: Source of random numbers; torch's global one for None.
-
-        Returns:
-            Draws, (count, *batch, n).
-        """
-        rounds = -(-count // len(self.members))
-        draws = [member.rsample((rounds,), generator) for member in self.members]
-        return torch.stack(draws, 1).flatten(0, 1)[:count]
-
-    def project(
-        self, layer: DPPL, constraint: Constraint, count: int = 100, generator: torch.Generator | None = None
-    ) -> Solution:
-        """Draw from the mixture and project every draw, without gradient.
-
-        Args:
-            layer: The projection; an oblique metric takes the variances of the draws as its weight.
-            constraint: Over n variables.
-            count: Number of draws.
-            generator: Source of random numbers; torch's global one for None.
-
-        Returns:
-            The projected draws, (count, *batch, n), with the projection's statistics.
-        """
-        with torch.no_grad():
-            return layer.project_samples(self.rsample(count, generator), constraint)
-
-
-def _parts(member: LocationScale) -> tuple[Tensor, Tensor | None]:
-    """Diagonal (*batch, n) and factor (*batch, n, columns), or None, of a member's covariance."""
-    mean, cov = member.loc, member.cov
-    unit = torch.as_tensor(member.family.unit_variance, dtype=mean.dtype, device=mean.device)
-    if isinstance(cov, LowRank):
-        own, factor = cov.diagonal_part, cov.factor
-    elif isinstance(cov, Dense):
-        own, factor = torch.zeros_like(mean), cov.scale_tril
-    else:
-        return member.variance.expand_as(mean), None
-    root = unit.sqrt() if unit.dim() == 0 else unit.sqrt().expand_as(mean).unsqueeze(-1)
-    return (unit * own).expand_as(mean), (root * factor).expand(*mean.shape, factor.shape[-1])
-
-
-def _leading(factor: Tensor, own: Tensor) -> LowRank:
-    """``factor factor^T + diag(own)``, whose factor has its leading columns only if there are too many."""
-    if factor.shape[-1] <= COLUMNS:
-        return LowRank(factor, own)
-    _, vectors = torch.linalg.eigh(factor.mT @ factor)  # ascending
-    turned = factor @ vectors
-    return LowRank(turned[..., -COLUMNS:], own + turned[..., :-COLUMNS].square().sum(-1))
 
 
 class MixtureBackbone(nn.Module, ABC):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from probhard._model.batch import Batch
-from probhard._model.losses import law_loss, missing_law, point_loss, usable
+from probhard._model.losses import law_loss, missing_law, penalty, point_loss, usable
 from probhard._score.checks import masked
 from probhard._util.atomic import replacing
 from probhard._util.saved import read_model
@@ -27,6 +27,7 @@ from probhard.laws.calibration import Calibration
 from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.method import Method, Score, Step, as_method
 from probhard.projection.layer import DPPL
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
 __all__ = ["Batch", "ConstrainedModel"]
@@ -39,8 +40,9 @@ class ConstrainedModel(nn.Module):
     """A torch model of a distribution, or of points, that obeys a constraint by a method.
 
     Args:
-        backbone: Maps inputs to anything that ``as_location_scale`` takes, in target units; or to points, one tensor
-            (*batch, n), which need a method with a fixed metric, such as ``"probhard-or"``.
+        backbone: Maps inputs to anything that ``as_location_scale`` takes, in target units; or to a ``Mixture``, which
+            is projected member by member; or to points, one tensor (*batch, n), which need a method with a fixed
+            metric, such as ``"probhard-or"``.
         constraint_fn: Maps a batch's context (by default its inputs) to a constraint; or one constraint for all.
         method: A name in ``METHODS`` or a ``Method``.
         score: Replaces the score of the method: a name, or a function of the prediction and the batch that returns a
@@ -80,7 +82,7 @@ class ConstrainedModel(nn.Module):
         check_constraint(constraint, "ConstrainedModel")
         return constraint
 
-    def forward(self, batch: Any) -> Projected | LocationScale | Tensor:
+    def forward(self, batch: Any) -> Projected | LocationScale | Mixture | Tensor:
         """The prediction for a batch, by the inference step of the method.
 
         Args:
@@ -118,10 +120,10 @@ class ConstrainedModel(nn.Module):
             total = law_loss(method, predicted, parts)
         if method.penalty:
             mean = predicted if isinstance(predicted, Tensor) else predicted.mean
-            total = total + method.penalty * masked(constraint.penalty(mean), usable(predicted)).sum()
+            total = total + method.penalty * masked(penalty(method, constraint, mean), usable(predicted)).sum()
         return total
 
-    def forecast(self, batch: Any) -> Projected | LocationScale:
+    def forecast(self, batch: Any) -> Projected | LocationScale | Mixture:
         """The predictive distribution of a batch.
 
         Args:
@@ -229,14 +231,26 @@ class ConstrainedModel(nn.Module):
 
     def _predicted(
         self, parts: Batch, constraint: Constraint, step: Step, layer: DPPL | None
-    ) -> Projected | LocationScale | Tensor:
+    ) -> Projected | LocationScale | Mixture | Tensor:
         """The projected law, or the projected points if the backbone returns a tensor."""
         output = self.backbone(parts.inputs)
         if isinstance(output, Tensor):
             if self.calibration is not None:
                 raise missing_law("A calibration corrects the spread of a law")
             return step.applied_to_points(layer, output, constraint)
+        if isinstance(output, Mixture):
+            return self._projected_mixture(output, constraint, step, layer)
         dist = as_location_scale(output)
         if self.calibration is None:
             return step.applied(layer, dist, constraint)
         return step.applied(layer, self.calibration.apply(dist), constraint, metric_from=dist)
+
+    def _projected_mixture(self, mixture: Mixture, constraint: Constraint, step: Step, layer: DPPL | None) -> Mixture:
+        """The mixture after a step, member by member."""
+        if self.calibration is not None:
+            raise ParameterError(
+                "The model has a calibration, and its backbone returns a mixture.",
+                "A calibration corrects the spread of one location-scale law.",
+                "Call model.calibrated(None), or return mixture.matched().",
+            )
+        return mixture.projected(lambda law: step.applied(layer, law, constraint))

@@ -26,6 +26,7 @@ from probhard._score.functional_crps import functional_rule
 from probhard._score.functionals import Directions, Functionals
 from probhard._score.joined import functionals_from_record
 from probhard._score.parametric import crps, degenerate, marginals_for, mse, nll
+from probhard._score.rescaled import n_merci
 from probhard._score.violation import ConstraintViolation, constraint_error
 from probhard._util.tensors import plain
 from probhard.errors import ShapeError
@@ -48,6 +49,7 @@ __all__ = [
     "functional_rule",
     "functionals_from_record",
     "mse",
+    "n_merci",
     "nll",
     "pit",
     "quantile_loss",

@@ -89,3 +89,26 @@ def test_one_member_and_unknown_ones(run: Any, capsys: pytest.CaptureFixture[str
     assert saved["keys"] == "state,region"
     assert run(frame(40), *options, "--models", "prophet")[0] == 2
     assert "prophet" in capsys.readouterr().err
+
+
+def test_saved_models_keep_mended_values_and_regressors(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    later = frame(64)
+    later["price"] = np.cos(np.arange(len(later)) % 64)
+    ended = (later["region"] == "z") & (later["ds"] >= "2022-01-01")
+    gap = (later["region"] == "y") & (later["ds"] == "2020-05-01")
+    later = later[~(ended | gap)]
+    Path("future.csv").write_text("date,price\n2023-01-01,1\n2023-02-01,0\n2023-03-01,1\n")
+    status, folder = run(later[later["ds"] < "2023-01-01"], *OPTIONS, "--future", "future.csv")
+    assert status == 0
+    Path("future.csv").write_text("date,price\n2023-05-01,1\n2023-06-01,0\n2023-07-01,1\n")
+    new = later[later["ds"] >= "2023-01-01"]  # without rows of the ended series
+    status, again = run(new, "--model", str(folder), "--future", "future.csv", name="new")
+    assert status == 0
+    notes = capsys.readouterr().err
+    assert "1 series ended, 0 from then on and in the forecast: Total/B/z after 2021-12." in notes
+    assert "Known ahead: price" in notes
+    whole, other = run(later, "--model", str(folder), "--future", "future.csv", name="whole")
+    assert whole == 0
+    forecasts = pd.read_csv(again / "forecasts.csv")
+    np.testing.assert_allclose(pd.read_csv(other / "forecasts.csv")["probhard"], forecasts["probhard"])
+    assert (forecasts.loc[forecasts["unique_id"] == "Total/B/z", "probhard"] == 0).all()

@@ -82,16 +82,22 @@ def test_paths_are_checked_before_any_work(folder: Path, capsys):
 
 
 def test_space_for_draws_is_reserved(tmp_path: Path, monkeypatch):
-    mapped = atomic.reserved_map(tmp_path / "a.npy", (10, 1000))
-    assert (tmp_path / "a.npy").stat().st_blocks * 512 >= mapped.nbytes
+    reserved = []
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def reserve(file: int, start: int, size: int) -> None:
+        reserved.append(size)
+        if len(reserved) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.ftruncate(file, size)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    mapped = atomic.reserved_map(tmp_path, (10, 1000))
+    assert reserved == [mapped.nbytes]
+    mapped[3] = 7.0
+    assert float(mapped.sum()) == 7000.0
+    assert not list(tmp_path.iterdir())  # the file has no name, so that a killed process leaves nothing
     with pytest.raises(OSError, match="No space"):
-        atomic.reserved_map(tmp_path / "b.npy", (10, 1000))
-    assert not (tmp_path / "b.npy").exists()
+        atomic.reserved_map(tmp_path, (10, 1000))
 
 
 def test_lack_of_memory_is_a_message(folder: Path, capsys, monkeypatch):

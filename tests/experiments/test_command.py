@@ -15,7 +15,8 @@ RENDER = """
 import sys
 from pathlib import Path
 sys.modules["gluonts"] = sys.modules["lightning"] = None
-from experiments.command import Request, run
+from experiments.command import run
+from experiments.table import Request
 for message in run(Request(sys.argv[1], Path(sys.argv[2]), render=True)):
     print(message)
 """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from experiments.forecasting import nine_sets, rolling_runs, rolling_tables
 from experiments.forecasting.nine_sets import RollingSet
-from experiments.forecasting.rolling_runs import ABLATIONS, DEFAULT, NO_POOL, RIVALS, Job
+from experiments.forecasting.rolling_runs import ABLATIONS, DEFAULT, NO_POOL, NO_STEPS, RIVALS, Job
 
 from forecasting.helpers import KEYS, frame
 from probhard.forecasting import from_frame
@@ -37,7 +37,7 @@ def test_a_job_gives_all_rows_at_all_origins(small: RollingSet, tmp_path: Path) 
     keys = [{key: line[key] for key in rolling_runs.KEYS} for line in lines]
     assert all(expected in keys for expected in job.expected())
     assert {line["method"] for line in lines} == {
-        DEFAULT, "ets alone", "naive alone", *RIVALS, *ABLATIONS, NO_POOL,
+        DEFAULT, "ets alone", "naive alone", *RIVALS, *ABLATIONS, NO_STEPS, NO_POOL,
     }  # fmt: skip
     for line in lines:
         assert 0 < line["crps"] < 1

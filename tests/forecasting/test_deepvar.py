@@ -29,6 +29,7 @@ from probhard.forecasting.models.storage import constraint_from_record, constrai
 from probhard.forecasting.models.windows import Series, Windows
 
 PROJECTED = ("probhard-or", "probhard-ob", "probconserv", "probhard-inf", "hier-e2e")
+COMPLETED = ("hardnet-aff", "dc3", "completion")  # exact on a hierarchy
 
 
 @pytest.mark.parametrize("name", sorted(ph.METHODS))
@@ -41,8 +42,10 @@ def test_every_method_trains_and_keeps_its_promise(name):
     assert forecasts[0].start_date == START + 60
     assert forecasts[0].item_id == "all"
     incoherence = float(ph.Hierarchy(TWO_GROUPS).relative_violation(samples).max())
-    if name in PROJECTED:
+    if name in (*PROJECTED, *COMPLETED):
         assert incoherence < 1e-9
+    elif name == "hardnet++":
+        assert incoherence < 1e-6
     else:
         assert incoherence > 1e-6
 

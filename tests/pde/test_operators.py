@@ -214,11 +214,11 @@ def neural_operator(kind: str, out_channels: int = 2):
 
 
 def test_adapted_operators_in_ensembles_and_with_dropout():
-    members = [OperatorBackbone(neural_operator("FNO")) for _ in range(2)]
+    members = [OperatorBackbone(neural_operator("FNO"), variance=True) for _ in range(2)]
     models = pytest.importorskip("neuralop.models")
     dropping = models.FNO((4, 4), 3, 2, 6, n_layers=2, channel_mlp_dropout=0.3)
     inputs, law = torch.randn(2, 3, 8, 10), ph.Simplex(4.0)
-    for backbone in (DeepEnsemble(members), MCDropout(OperatorBackbone(dropping), 8)):
+    for backbone in (DeepEnsemble(members), MCDropout(OperatorBackbone(dropping, variance=True), 8)):
         model = ph.ConstrainedModel(backbone.double(), law, "probhard-ob")
         draws = model.sample(inputs.double(), 5)
         assert draws.shape == (5, 2, 80)
@@ -230,7 +230,7 @@ def test_an_adapted_variance_stays_movable():
         def forward(self, inputs):
             return inputs.new_full((len(inputs), 2, *inputs.shape[2:]), -200.0)
 
-    law = OperatorBackbone(Sure())(torch.zeros(1, 3, 4, 4, dtype=torch.float32))  # whose softplus is 0
+    law = OperatorBackbone(Sure(), variance=True)(torch.zeros(1, 3, 4, 4, dtype=torch.float32))  # whose softplus is 0
     assert float(law.variance.min()) > 0
     total = ph.LinearEquality(torch.ones(1, 16), torch.ones(1))
     assert float(total.violation(ph.DPPL("oblique")(law, total).mean)) < 1e-2
@@ -238,7 +238,7 @@ def test_an_adapted_variance_stays_movable():
 
 @pytest.mark.parametrize("kind", ["FNO", "TFNO", "UNO"])
 def test_adapter_takes_any_operator(kind):
-    backbone = OperatorBackbone(neural_operator(kind)).float()
+    backbone = OperatorBackbone(neural_operator(kind), variance=True).float()
     inputs = torch.randn(3, 3, 10, 12, dtype=torch.float32)
     law = backbone(inputs)
     mean, spread = backbone.operator(inputs).unbind(1)
@@ -289,11 +289,15 @@ def test_adapter_counts_modes_as_variance_no_does():
 
 def test_adapter_errors(monkeypatch):
     with pytest.raises(ph.ShapeError, match="out_channels=2"):
-        OperatorBackbone(torch.nn.Conv2d(3, 1, 1))(torch.randn(2, 3, 4, 5))
+        OperatorBackbone(torch.nn.Conv2d(3, 1, 1), variance=True)(torch.randn(2, 3, 4, 5))
     with pytest.raises(ph.ShapeError, match=r"its output must be \(2, 1, 4, 5\): the mean"):
         OperatorBackbone(torch.nn.Conv2d(3, 2, 1), stddev=0.1)(torch.randn(2, 3, 4, 5))
     with pytest.raises(ph.ParameterError, match="positive spread"):
         OperatorBackbone(torch.nn.Conv2d(3, 1, 1), stddev=0.0)
+    with pytest.raises(ph.ParameterError, match="mean and variance, or two variables"):
+        OperatorBackbone(torch.nn.Conv2d(3, 2, 1))
+    with pytest.raises(ph.ParameterError, match="Only one can be the spread"):
+        OperatorBackbone(torch.nn.Conv2d(3, 2, 1), stddev=0.1, variance=True)
     monkeypatch.setitem(sys.modules, "neuralop", None)
     monkeypatch.setitem(sys.modules, "neuralop.models", None)
     with pytest.raises(ph.MissingExtraError, match=r"probhard\[operators\]"):

@@ -173,12 +173,16 @@ def test_parallel_rows_count_once():
     torch.testing.assert_close(first.variance, second.variance)
 
 
-def test_auto_takes_it_for_rows_and_bounds_but_not_for_balls():
+def test_auto_takes_it_for_rows_bounds_and_turnover_but_not_for_balls():
     law = (torch.full((4,), 0.25, dtype=torch.float64), torch.full((4,), 0.1, dtype=torch.float64))
     kinds = {
-        "mean-field": [flow(4), ph.Monotone()],
+        "mean-field": [
+            flow(4),
+            ph.Monotone(),
+            ph.Simplex() & ph.L1Ball(0.4, center=torch.tensor([0.4, 0.3, 0.2, 0.1])),
+        ],
         "censored": [ph.Box(0.0, 1.0), ph.Simplex()],
-        None: [ph.Ball(1.0), ph.Simplex() & ph.L1Ball(0.4, center=torch.tensor([0.4, 0.3, 0.2, 0.1]))],
+        None: [ph.Ball(1.0), ph.Monotone() & ph.L1Ball(0.4)],
     }
     for kind, constraints in kinds.items():
         for constraint in constraints:

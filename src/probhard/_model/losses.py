@@ -18,19 +18,21 @@ from probhard._model.batch import Batch
 from probhard._score.checks import check_target, masked, observed
 from probhard._score.functional_crps import CLOSED, functional_rule
 from probhard._util.tensors import broadcast, checking
+from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError, ShapeError
 from probhard.laws.distribution import LocationScale
 from probhard.method import Method, Score
+from probhard.projection.mixture import Mixture
 from probhard.projection.projected import Projected
 
-Law = Projected | LocationScale
+Law = Projected | LocationScale | Mixture
 
 
 def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
     """The summed score of a law over (*batch, n), or of its draws, and the weighted score of its functionals."""
     draws = law.rsample((method.training.draws,)) if method.training.draws else None  # (S, *batch, n)
     kept = usable(law) if draws is None else None
-    law = law if kept is None or isinstance(law, Projected) else _filled(law, kept)
+    law = _filled(law, kept) if kept is not None and isinstance(law, LocationScale) else law
     if callable(method.score):
         total = _own_score(method.score, law if draws is None else draws, batch, kept)
     else:
@@ -40,7 +42,9 @@ def law_loss(method: Method, law: Law, batch: Batch) -> Tensor:
         return total
     family, target = method.functionals, _target(batch, (*law.batch_shape, *law.event_shape))
     if draws is None:
-        joint = law if kept is None or functional_rule(law) != CLOSED else _filled(law, kept)
+        joint = law
+        if kept is not None and not isinstance(law, Mixture) and functional_rule(law) == CLOSED:
+            joint = _filled(law, kept)
         score = scores.crps(joint, target, mask=batch.mask, functionals=family)
         score = masked(score, None if kept is None else kept.unsqueeze(-1))
     else:
@@ -62,18 +66,26 @@ def point_loss(method: Method, points: Tensor, batch: Batch) -> Tensor:
     return masked((points - observed(target, mask, points.detach())).abs(), mask).sum()
 
 
+def penalty(method: Method, constraint: Constraint, mean: Tensor) -> Tensor:
+    """The residuals and excesses of means (*batch, n) in the form of the method, (*batch,)."""
+    if method.penalty_form == "squares":
+        return constraint.penalty(mean)
+    equal, unequal = constraint.violated(mean)
+    return torch.linalg.vector_norm(equal, dim=-1) + torch.linalg.vector_norm(unequal, dim=-1)
+
+
 def usable(prediction: Law | Tensor) -> Tensor | None:
     """Elements of a prediction that did not fail, (*batch,) bool; None if none failed."""
     if not checking():
         return None
-    if isinstance(prediction, Projected):
+    if isinstance(prediction, Projected | Mixture):
         return prediction.usable
     values = prediction if isinstance(prediction, Tensor) else prediction.loc
     kept = ~torch.isnan(values).any(-1)
     return None if bool(kept.all()) else kept
 
 
-def _filled(law: Law, kept: Tensor) -> LocationScale:
+def _filled(law: Projected | LocationScale, kept: Tensor) -> LocationScale:
     """The law with means of 0 where it failed: scores there are finite, and left out of the loss."""
     return LocationScale(torch.where(kept.unsqueeze(-1), law.mean, 0.0), law.cov, law.family, validate_args=False)
 

@@ -45,6 +45,8 @@ def functional_crps(
     Returns:
         The score, (*batch, k); 0 for functionals of unobserved variables.
     """
+    if is_mixture(dist):
+        return _mixture_crps(dist, y, functionals, mask)
     law = joint_law(dist)
     check_target((*law.batch_shape, *law.event_shape), y)
     check_mask(mask)
@@ -58,6 +60,29 @@ def functional_crps(
         else:
             score = antithetic_crps(rows.apply(law.fixed_draws() - target))
         return masked(score, functional_mask(rows, mask))
+
+
+def _mixture_crps(dist: Any, y: Tensor, functionals: Any, mask: Tensor | None) -> Tensor:
+    """The same of a mixture: every functional of it is a mixture of functionals of its members."""
+    check_target((*dist.batch_shape, *dist.event_shape), y)
+    check_mask(mask)
+    if functional_rule(dist) != CLOSED:
+        raise ParameterError(
+            "Functionals of a mixture were asked for whose members are clipped, curved or not elliptical.",
+            "The score is closed where every functional of a member is, and draws of a mixture are not fixed.",
+            "Score draws by crps_ensemble(..., functionals=...), or train with Step(draws=...).",
+        )
+    rows = as_map(functionals, y.shape[-1])
+    with no_autocast(dist.mean):
+        target = observed(y, mask, dist.mean.detach())
+        rows = rows.at(target)
+        score = dist.functional(rows).crps(rows.apply(target))
+        return masked(score, functional_mask(rows, mask))
+
+
+def is_mixture(dist: Any) -> bool:
+    """Whether a forecast is a mixture of joint laws."""
+    return hasattr(dist, "members") and hasattr(dist, "shares")
 
 
 def _scales(law: Any, functionals: Any, rows: SparseMap) -> Tensor:
@@ -82,6 +107,9 @@ def functional_rule(dist: Any) -> str:
     Raises:
         ParameterError: If the law has no covariance.
     """
+    if is_mixture(dist):
+        rules = {functional_rule(member) for member in dist.members}
+        return CLOSED if rules == {CLOSED} else DRAWS
     law = joint_law(dist)
     return CLOSED if law.exact and not isinstance(law.marginals, CensoredMarginals) else DRAWS
 

@@ -44,10 +44,11 @@ class Task(pl.LightningModule):
         own = callable(model.method.score)
         self.data = {TRAIN: as_dataset(train, not own), VALIDATION: as_dataset(validation, not own)}
         self.free = model
-        if schedule.warm_up:  # of the same class, which may override the loss
+        self.warm_up = max(schedule.warm_up, model.method.warm_up)
+        if self.warm_up:  # of the same class, which may override the loss
             score = model.method.score if own or model.method.score == "nll" else "crps"
             scored = {name: getattr(model.method, name) for name in ("functionals", "functional_weight")}
-            warm = METHODS["base"].replace(score=score, **scored)
+            warm = METHODS["base"].replace(score=score, penalty=model.method.warm_penalty, **scored)
             self.free = type(model)(model.backbone, model.constraint_fn, warm)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -86,7 +87,7 @@ class Task(pl.LightningModule):
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         """The loss of a batch, times the number of processes, over which gradients are averaged."""
-        warming = self.current_epoch < self.schedule.warm_up
+        warming = self.current_epoch < self.warm_up
         loss = (self.free if warming else self.model).loss(batch)
         self._log(TRAIN, loss, batch)
         return loss * self.trainer.world_size

@@ -3,20 +3,25 @@
 Each command has a module for its options, which imports nothing heavy, and a private one of the same name for its work.
 
 Exit status: 0 on success, 2 for invalid input or lack of space (with a message on stderr), 3 if something is not
-feasible, 4 if it is feasible but implausible, 130 after Ctrl-C.
+feasible, 4 if it is feasible but implausible, 130 after Ctrl-C, 143 after
+SIGTERM.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 
 from probhard import __version__
 from probhard._util import memory
 from probhard.cli.bench import bench
-from probhard.cli.demo import demo
+from probhard.cli.compare import compare
+from probhard.cli.demo import INTERRUPTED, demo
 from probhard.cli.forecast import forecast
 from probhard.cli.predict import predict
 from probhard.cli.project import project
@@ -25,7 +30,7 @@ from probhard.cli.train import train
 from probhard.cli.verify import verify
 from probhard.errors import MissingExtraError, ProbhardError
 
-REFUSED = 2
+REFUSED, TERMINATED = 2, 143
 
 app = typer.Typer(
     name="probhard",
@@ -41,6 +46,7 @@ app.command()(reconcile)
 app.command()(forecast)
 app.command()(train)
 app.command()(predict)
+app.command()(compare)
 app.command()(verify)
 
 
@@ -68,9 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status. Errors of probhard, and of files and memory, become a message on stderr; others are raised.
     """
     try:
-        typer.main.get_command(app).main(arguments, prog_name="probhard")
+        with _terminable():
+            typer.main.get_command(app).main(arguments, prog_name="probhard")
     except SystemExit as end:
         return int(end.code or 0)
+    except KeyboardInterrupt:  # before or after the command itself
+        return INTERRUPTED
     except (ProbhardError, MissingExtraError) as error:
         return _refuse(str(error))
     except (OSError, MemoryError, RuntimeError) as error:
@@ -79,6 +88,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _refuse(text)
     return 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the command like an error does, so that temporary files are removed."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(TERMINATED)
+
+    own = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if own:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if own:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _refuse(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from probhard._calibration.data import observed
-from probhard._util.atomic import replacing
+from probhard._util.atomic import write_text
 from probhard.calibration import ConformalModel, ConformalSet, CoverageReport, Promise
 from probhard.errors import ParameterError, ProbhardError
 from probhard.model import ConstrainedModel
@@ -29,8 +29,7 @@ CHUNK = 200_000  # cells at a time
 def write_bands(path: Path, promise: Promise, report: CoverageReport) -> None:
     """Write a promise and what was measured, as JSON."""
     text = json.dumps({"promise": {**promise.record(), "functionals": None}, "report": asdict(report)}, indent=2)
-    with replacing(path) as partial:
-        partial.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
 
 
 @dataclass(frozen=True, eq=False)

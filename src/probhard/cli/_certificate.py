@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from probhard import __version__
-from probhard._util.atomic import replacing
+from probhard._util.atomic import write_text
 from probhard.constraints import Constraint
 
 TOLERANCE = 1e-9
@@ -175,8 +175,7 @@ class Certificate:
     def save(self, path: Path) -> None:
         """Write JSON atomically."""
         text = json.dumps(self.content(), indent=2, allow_nan=False)
-        with replacing(path) as partial:
-            partial.write_text(text + "\n", encoding="utf-8")
+        write_text(path, text + "\n")
 
     def table(self) -> str:
         """The certificate as text."""

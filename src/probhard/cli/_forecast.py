@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
+from probhard._util.atomic import write_text
 from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
-from probhard.cli._forecast_checks import summary
+from probhard.cli._forecast_checks import check_room, summary
 from probhard.cli._forecast_data import is_file, known_note, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
 from probhard.cli._forecast_paths import Paths
@@ -105,8 +106,9 @@ class ForecastRun:
         horizon = options["horizon"] = options["horizon"] or default_horizon(self.data)
         data = self.data = self.data.known_ahead(horizon)
         probabilities(options["level"])  # checked before anything is trained
-        limits = read_limits(options, data, horizon)
         options["num_samples"] = max(options["num_samples"], options["draws"] or 0)
+        check_room(data, horizon, options, self.output)
+        limits = read_limits(options, data, horizon)
         tests = options["backtest"] and self.saved is None
         if tests and not fits_at_once(options["num_samples"], horizon, len(data.names)):
             tests = False
@@ -261,7 +263,7 @@ class ForecastRun:
             path.unlink(missing_ok=True)
         files += [self.output / "model", self.output / "report.html"]
         model.save(files[-2])
-        files[-1].write_text(page, encoding="utf-8")
+        write_text(files[-1], page)
         seal(certificate, self.output / CERTIFICATE, files)
 
     def _draws(self, paths: Paths) -> Iterator[Any]:

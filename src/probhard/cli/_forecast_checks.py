@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from probhard._util.atomic import check_space
+from probhard._util.memory import check_memory
 from probhard.cli._certificate import TOLERANCE, Certificate, Extent
 from probhard.constraints import Constraint
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.report.evaluation import CHUNK, Incoherence, incoherence
 
+WORKING = 2  # arrays of all draws that a forecast holds at a time
+LINE, COPIES = 60, 20  # bytes of a number as text; copies of the history in fits, the model and the report
 NOTHING_FEASIBLE = {"largest": None, "relative": None, "smallest_draw": None}
 Constraints = list[tuple[np.ndarray, Constraint]]  # groups of steps, each with its constraint
 
@@ -71,6 +76,25 @@ class Checks:
             reason = f"{int(self.wrong[step])} of {self.points} draws do not obey the constraints."
             certificate.flag(int(self.wrong[step]), field=f"{data.future(horizon)[step]}", reason=reason)
         return certificate
+
+
+def check_room(data: HierarchicalData, horizon: int, options: Mapping[str, Any], output: Path) -> None:
+    """Check memory for the draws and space for the files, before anything is trained.
+
+    Raises:
+        ParameterError: There is too little of one.
+    """
+    from probhard.forecasting.members import streamed
+
+    values, draws, written = len(data.names) * horizon, options["num_samples"], options["draws"] or 0
+    fix = "Ask for fewer draws (--draws, or num_samples in the configuration) or a shorter horizon."
+    if streamed.fits_at_once(draws, horizon, len(data.names)):
+        what = f"{draws} draws of {len(data.names)} nodes over {horizon} steps"
+        check_memory(8.0 * WORKING * draws * values, what, fix)
+    else:
+        streamed.check_memory(draws, len(data.names), written * values)
+    lines = values * (2 * len(options["level"]) + 2 + written)
+    check_space(output, LINE * lines + COPIES * data.values.nbytes, "A forecast", fix)
 
 
 def summary(certificate: Certificate, output: Path) -> str:

@@ -10,8 +10,11 @@ import numpy as np
 
 from probhard.cli._forecast_options import DEFAULTS, ForecastOptions
 from probhard.errors import ParameterError
+from probhard.forecasting.data.joined import joined
 from probhard.forecasting.data.keys import Keys
+from probhard.forecasting.data.regressors import HOLIDAYS
 from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.limits import held
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
@@ -54,36 +57,22 @@ class SavedRun:
         run |= {column: model.reading.get(name) or run[column] for name, column in COLUMNS.items()}
         bounds = {"nonnegative": model.nonnegative, "upper": model.upper}
         run |= {name: value for name, value in bounds.items() if run[name] == DEFAULTS[name]}
+        run["regressors"] = run["regressors"] or [name for name in model.data.feature_names if name != HOLIDAYS]
         model.nonnegative = run["nonnegative"]
         model.upper = run["upper"] if not isinstance(run["upper"], str) else None
         reading = {"freq": model.data.freq, "season": model.data.season, **options.reading}
         return cls(model, replace(options, run=run, reading=reading))
 
     def joined(self, new: HierarchicalData) -> HierarchicalData:
-        """Put new rows after the fitted history; a file that starts as early replaces it.
+        """Put new rows after the fitted history (``data.joined``); a file that starts as early replaces it.
 
         Raises:
-            ParameterError: Rows are missing between the two, or the series differ.
+            ParameterError: Rows are missing between the two, or there are other series.
         """
         known = self.model.data
         if new.freq != known.freq or new.index[0] <= known.index[0]:
             return new
-        if new.names != known.names:
-            other = sorted(set(new.names) ^ set(known.names))
-            raise ParameterError(
-                f"The new rows have other series than the saved model ({other[0] if other else 'another order'!r}).",
-                "They continue its history.",
-                "Pass rows of all series, or fit again.",
-            )
-        kept = (new.index[0] - known.index[0]).n
-        if kept > len(known.index):
-            raise ParameterError(
-                f"The new rows start at {new.index[0]}, the saved history ends at {known.index[-1]}.",
-                "The rows between are not known.",
-                f"Pass rows from {known.index[-1] + 1} on.",
-            )
-        values = np.concatenate([known.values[:kept], new.values])
-        return replace(new, values=values, index=known.index[:kept].append(new.index), mending=None, regressors=None)
+        return held(joined(known, new, self.options.reading.get("on_gap", "mend")), self.options.run["immutable"])
 
 
 def key_columns(data: HierarchicalData, keys: Any) -> dict[str, list[str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -50,6 +52,8 @@ def read(path: Path, texts: Sequence[str]) -> Any:
         )
     try:
         return _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
+    except ParameterError:
+        raise
     except (ValueError, OSError) as error:
         raise ParameterError(
             f"{path} cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
@@ -96,6 +100,7 @@ def _csv(path: Path, texts: Sequence[str]) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         head = list(islice(file, SNIFFED_LINES))
     separator = max(SEPARATORS, key=head[0].count) if head else ","
+    _check_titles(path, head[0] if head else "", separator)
     comma = separator != "," and any(re.search(r"\d,\d", line) for line in head)
     options = {"sep": separator, "decimal": "," if comma else ".", "encoding": "utf-8-sig"}
     if path.stat().st_size > LARGE_FILE:
@@ -120,6 +125,18 @@ def _large_csv(path: Path, texts: Sequence[str], options: dict[str, Any]) -> Any
         na_values={name: sorted(STR_NA_VALUES) for name in numbers},  # "NA" may be a name
         **options,
     )
+
+
+def _check_titles(path: Path, line: str, separator: str) -> None:
+    """Check that no two columns of a CSV file have one name; pandas would rename the second."""
+    titles = [title.strip() for title in next(csv.reader([line], delimiter=separator), [])]
+    twice = [title for title, count in Counter(titles).items() if title and count > 1]
+    if twice:
+        raise ParameterError(
+            f"{path} has more than one column {twice[0]!r}.",
+            "Nothing says which of them is meant.",
+            "Rename or drop the others.",
+        )
 
 
 def numeric(column: Any) -> bool:

@@ -26,6 +26,7 @@ from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.nixtla import LONE, Columns, is_quantile, split, tree
 
 ID, SAMPLES, TARGET, CUTOFF = "unique_id", ("sample", "draw"), "y", "cutoff"
+CROSSING = 1e-6  # of quantiles that counts as rounding, relative to their size
 SHOWN = 5  # missing rows that an error names
 NOT_FORECASTS = (CUTOFF, "horizon", "h", "step", "fold", "index")  # columns of numbers, unless --models names them
 
@@ -74,6 +75,8 @@ class Table:
             ParameterError: Columns are missing, or rows do not form a hierarchy.
         """
         pandas = require("pandas", "probhard reconcile")
+        if not len(frame):
+            raise ParameterError("The file has no rows.", "There is nothing to reconcile.", "Check the file.")
         keys = () if spec is None else spec.columns
         keyed = bool(keys) and bool(set(keys) & set(frame.columns))
         stamp = stamp_column(frame, keys) if stamp is None else stamp
@@ -192,7 +195,27 @@ class Table:
         if not given:
             return Forecasts(mean)
         values = np.stack([self._cube(name)[0] for name in given])
+        self._check_crossed(given, [columns.quantiles[name] for name in given], values)
         return Forecasts.of_quantiles([columns.quantiles[name] for name in given], values, mean)
+
+    def _check_crossed(self, names: Sequence[str], probabilities: Sequence[float], values: np.ndarray) -> None:
+        """Check that quantiles (Q, H, nodes) rise with their probability.
+
+        Raises:
+            ParameterError: One lies above another of higher probability, by more than rounding.
+        """
+        order = np.argsort(probabilities)
+        lower, upper = values[order[:-1]], values[order[1:]]
+        wrong = np.argwhere(lower > upper + CROSSING * np.maximum(np.abs(lower), np.abs(upper)))
+        if len(wrong):
+            quantile, step, node = wrong[0]
+            low, high = names[order[quantile]], names[order[quantile + 1]]
+            nodes = (self.hierarchy.names or ())[self.hierarchy.aggregates * self.bottoms_only :]
+            raise ParameterError(
+                f"{low!r} is above {high!r} for {nodes[node]!r} at {self.stamps[step]}, and in {len(wrong)} places.",
+                "A quantile of higher probability cannot be lower; the columns may be swapped.",
+                "Swap the columns back, or sort the quantiles of every row.",
+            )
 
     def _cube(self, column: str) -> np.ndarray:
         """A column as (S, H, nodes)."""

@@ -19,25 +19,26 @@ from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
 from probhard.errors import ParameterError
 
 FILES = "files"  # the key of a certificate that holds the hashes of its files
+KEYS = {"feasible", "checked", "infeasible", "tolerance", "versions"}  # that every certificate has
 
 
-def check_path(path: Path, option: str, suffixes: tuple[str, ...], source: Path) -> None:
+def check_path(path: Path, option: str, suffixes: tuple[str, ...], sources: Iterable[Path | None]) -> None:
     """Check a path of output before any work is done.
 
     Args:
         path: Path to write to.
         option: Option that named it.
         suffixes: Suffixes that it may have.
-        source: Path of the input.
+        sources: Paths of all inputs, None for those that were not given.
 
     Raises:
-        ParameterError: It has another suffix, is a folder or the input, or cannot be written.
+        ParameterError: It has another suffix, is a folder or an input, or cannot be written.
     """
-    same = path.resolve() == source.resolve()
+    same = path.resolve() in {source.resolve() for source in sources if source is not None}
     if path.suffix not in suffixes or not path.parent.is_dir() or path.is_dir() or same:
         raise ParameterError(
             f"{option} {path} cannot be written.",
-            f"It must be a file that ends in {' or '.join(suffixes)}, lie in an existing folder, and not be the input.",
+            f"It must be a file that ends in {' or '.join(suffixes)}, lie in an existing folder, and not be an input.",
             "Pass another path.",
         )
     check_writable(path.parent, option)
@@ -60,6 +61,16 @@ def check_writable(folder: Path, option: str) -> None:
             "The results would be lost after all the work.",
             "Pass another folder, or make room in it.",
         ) from error
+
+
+def check_seed(seed: int) -> None:
+    """Check the seed of a random generator.
+
+    Raises:
+        ParameterError: It is negative or too large.
+    """
+    if not 0 <= seed < 2**63:
+        raise ParameterError(f"--seed is {seed}.", "It seeds a random generator.", "Pass a number from 0 to 2^63 - 1.")
 
 
 def certificate_of(path: Path) -> Path:
@@ -161,4 +172,7 @@ def _is_certificate(path: Path) -> bool:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(content, dict) and {"feasible", "checked", "tolerance", "versions"} <= set(content)
+    if not isinstance(content, dict) or not set(content) >= KEYS:
+        return False
+    files = content.get(FILES, {})
+    return isinstance(files, dict) and not any(Path(name).is_absolute() or ".." in Path(name).parts for name in files)

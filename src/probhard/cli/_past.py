@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from probhard.cli._frames import check_numbers
 from probhard.cli._nodes import CUTOFF, TARGET, Table, stamp_column
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import check_columns
@@ -85,6 +86,14 @@ class Past:
         count = table.hierarchy.bottoms if table.bottoms_only else table.hierarchy.variables
         errors = np.full((len(stamps), count), np.nan)
         kept = (node >= 0) & (step >= 0)
+        for name in (TARGET, model):
+            check_numbers(frame[name], "Errors are differences of numbers.", "leave out --history", expected=True)
+        if len(set(zip(step[kept], node[kept]))) < kept.sum():
+            raise ParameterError(
+                "The history has several rows for a node and stamp.",
+                "Only one of them can be the observed value.",
+                "Drop the others.",
+            )
         values = frame[TARGET].to_numpy(dtype=np.float64) - frame[model].to_numpy(dtype=np.float64)
         errors[step[kept], node[kept]] = values[kept]
         return errors[~np.isnan(errors).all(1)], stamps[~np.isnan(errors).all(1)]

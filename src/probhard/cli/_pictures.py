@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probhard._util.atomic import write_figure
 from probhard.cli._projection import FieldProjection
 from probhard.cli._stored import StoredLaw
 from probhard.io.cells import Cells
@@ -38,7 +39,7 @@ def before_and_after(path: Path, projection: FieldProjection, results: Arrays) -
         _draw_profile(figure, projection, results, {"before": before, "after": after})
     else:
         _draw_planes(figure, projection, before, after)
-    figure.savefig(path)
+    write_figure(path, figure)
 
 
 def _draw_profile(figure: Any, projection: FieldProjection, results: Arrays, means: Arrays) -> None:
@@ -109,7 +110,7 @@ def first_sample(path: Path, samples: Samples, law: StoredLaw, results: Arrays) 
         axes.set(title=", ".join(title), xlabel=cells.axes[-1])
         axes.grid(alpha=0.25)
     panels[0].legend()
-    figure.savefig(path)
+    write_figure(path, figure)
 
 
 def _event(cells: Cells, array: np.ndarray, number: int) -> np.ndarray:

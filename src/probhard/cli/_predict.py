@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import torch
 from probhard.cli import _pictures
 from probhard.cli._bands import BANDS, RunBands, bands_text, with_solutions
 from probhard.cli._certificate import FAR_TRAINED, Certificate, Moves
-from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
+from probhard.cli._outputs import certificate_of, check_path, check_seed, conclude, sha256
 from probhard.cli._projection import BUDGET, FieldProjection
 from probhard.cli._stored import StoredLaw
-from probhard.cli._train import CONFIG, GRID, MODEL, TRAINED_ON
+from probhard.cli._train import CONFIG, FILES, GRID, MODEL, TRAINED_ON
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import read_spec
@@ -46,10 +45,12 @@ class Request:
             typer.Exit: Some points are not feasible (status 3).
         """
         path = self.inputs.with_name(f"{self.inputs.stem}-predicted.npz") if self.output is None else self.output
-        check_path(path, "--output", (".npz",), self.inputs)
+        sources = [self.inputs, *(self.run / name for name in FILES)]
+        check_path(path, "--output", (".npz",), sources)
         old = certificate_of(path)
         if self.figure is not None:
-            check_path(self.figure, "--figure", _pictures.SUFFIXES, self.inputs)
+            check_path(self.figure, "--figure", _pictures.SUFFIXES, sources)
+        check_seed(self.seed)
         samples, model, bands = _trained(self.run, self.inputs)
         certificate, law = self._certificate(samples, model), _predicted(model, samples)
         arrays: dict[str, np.ndarray] = {}
@@ -59,12 +60,11 @@ class Request:
         assert metric is not None
         layer, generator = DPPL(metric, on_failure="flag"), torch.Generator().manual_seed(self.seed)
         projection = FieldProjection(law, samples.spec, samples.data, layer, certificate, generator)
-        with tempfile.TemporaryDirectory(prefix=".probhard-", dir=path.parent) as scratch:
-            results = projection.run(self.draws, Path(scratch))
-            old.unlink(missing_ok=True)
-            write_npz(path, {**samples.data.arrays, **results, **arrays})
-            if self.figure is not None:
-                _pictures.first_sample(self.figure, samples, law, results)
+        results = projection.run(self.draws, path.parent)
+        old.unlink(missing_ok=True)
+        write_npz(path, {**samples.data.arrays, **results, **arrays})
+        if self.figure is not None:
+            _pictures.first_sample(self.figure, samples, law, results)
         lines = [certificate.table(), f"Joint law: {_joint_text(model)}"]
         if bands is not None:
             lines.append(bands_text(certificate.setting["conformal"]))

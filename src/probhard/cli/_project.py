@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from probhard.cli import _pictures
 from probhard.cli._certificate import Certificate
-from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
+from probhard.cli._outputs import certificate_of, check_path, check_seed, conclude, sha256
 from probhard.cli._projection import FieldProjection
 from probhard.cli._stored import StoredLaw
 from probhard.errors import ParameterError
@@ -42,20 +41,21 @@ class Request:
         """
         source = self.fields
         path = source.with_name(f"{source.stem}-projected.npz") if self.output is None else self.output
-        check_path(path, "--output", (".npz",), source)
+        sources = [source, self.constraints]
+        check_path(path, "--output", (".npz",), sources)
         old = certificate_of(path)
         if self.figure is not None:
-            check_path(self.figure, "--figure", _pictures.SUFFIXES, source)
+            check_path(self.figure, "--figure", _pictures.SUFFIXES, sources)
+        check_seed(self.seed)
         arrays = read_fields(source)
         projection = self._projection(arrays)
-        with tempfile.TemporaryDirectory(prefix=".probhard-", dir=path.parent) as scratch:
-            results = projection.run(self.draws, Path(scratch))
-            if "variance" in arrays and "stddev" in results:
-                results["variance"] = np.square(results["stddev"])
-            old.unlink(missing_ok=True)
-            write_npz(path, {**arrays, **results})
-            if self.figure is not None:
-                _pictures.before_and_after(self.figure, projection, results)
+        results = projection.run(self.draws, path.parent)
+        if "variance" in arrays and "stddev" in results:
+            results["variance"] = np.square(results["stddev"])
+        old.unlink(missing_ok=True)
+        write_npz(path, {**arrays, **results})
+        if self.figure is not None:
+            _pictures.before_and_after(self.figure, projection, results)
         certificate = projection.certificate
         conclude(certificate, path, f"{certificate.table()}\nFields: {path}")
 

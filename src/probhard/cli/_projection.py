@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard._util.atomic import reserved_map
+from probhard._util.atomic import check_space, reserved_map
+from probhard._util.memory import check_memory
 from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._stored import StoredLaw
 from probhard.constraints import Constraint
@@ -21,6 +22,7 @@ from probhard.laws.distribution import LocationScale
 from probhard.projection.layer import DPPL
 
 BUDGET = 2_000_000  # numbers that are projected at a time
+WORKING = 12  # arrays of the size of a chunk that a projection holds at a time
 SUMMARY = ("mean", "stddev", "lower", "upper")
 
 
@@ -46,26 +48,30 @@ class FieldProjection:
     worst: tuple[float, int] = field(default=(-1.0, 0), init=False)  # largest violation of an input mean, its field
     results: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
-    def run(self, draws: int, scratch: Path) -> dict[str, np.ndarray]:
+    def run(self, draws: int, folder: Path) -> dict[str, np.ndarray]:
         """Project all fields.
 
         Args:
             draws: Draws of each field, where the law has none of its own.
-            scratch: Folder for the memory map of the draws.
+            folder: Folder of the output, on whose disk draws are kept until they are written.
 
         Returns:
             Arrays by name; points that could not be made feasible are NaN.
+
+        Raises:
+            ParameterError: There is too little memory, or too little space for the output.
         """
         from tqdm import tqdm
 
         law, cells = self.law, self.data.cells
         count = 0 if law.stddev is None and law.draws is None else draws if law.draws is None else len(law.draws)
+        self._check_room(count, folder)
         self.results = {"mean": law.mean.copy()}
         if count:
             start = dict(zip(("stddev", "lower", "upper"), (law.spread, *law.band())))
             self.results |= {name: np.broadcast_to(array, law.mean.shape).copy() for name, array in start.items()}
             shape = (count, *law.mean.shape)
-            self.results["draws"] = reserved_map(scratch / "draws.npy", shape)
+            self.results["draws"] = reserved_map(folder, shape)
             if cells.mask is not None:  # cells outside keep their values
                 self.results["draws"][...] = law.mean if law.draws is None else law.draws
         size = max(1, BUDGET // (cells.variables * max(count, self.layer.draws)))
@@ -78,6 +84,14 @@ class FieldProjection:
                 bar.update(len(chunk))
         extra = {"level": np.asarray(law.level)} if count else {}
         return {**self.results, **extra}
+
+    def _check_room(self, count: int, folder: Path) -> None:
+        """Check memory and disk: a chunk at a time in memory, draws on disk twice, as map and in the output."""
+        size, taken = self.law.mean.size, sum(array.size for array in self.data.arrays.values())
+        fix = "Ask for fewer draws, or split the file."
+        chunk = max(BUDGET, self.data.cells.variables * max(2, self.layer.draws))
+        check_memory(8.0 * (WORKING * chunk + 4 * size), f"Fields of {self.data.cells.variables} cells", fix)
+        check_space(folder, 8.0 * ((2 * count + 4) * size + taken), f"{count} draws of {size} values", fix)
 
     def _groups(self, fields: np.ndarray) -> Iterator[FieldGroup]:
         """Fields with their constraint; bisection finds fields whose constraint is infeasible, and flags them."""
@@ -112,8 +126,8 @@ class FieldProjection:
         feasible = group.converged & (group.constraint.relative_violation(group.nearest, size) <= TOLERANCE)
         passed = torch.ones(count, len(fields), dtype=torch.bool)
         if count:
-            samples, passed = self._draws(group, count)
-            values = self._moments(group, samples, passed) | {"draws": samples}
+            passed = self._draws(group, count)
+            values = self._moments(group, passed)
             # the mean of draws may leave a nonconvex set: then take the point nearest to the input's mean
             inside = group.constraint.relative_violation(values["mean"], size) <= TOLERANCE
             values["mean"] = torch.where(inside.unsqueeze(-1), values["mean"], group.nearest)
@@ -130,9 +144,9 @@ class FieldProjection:
             record = {"field": self.field_index(fields[i]), "mean": lost, "draws": failed, "reason": reason}
             certificate.flag(len(failed) + int(lost), **record)
 
-    def _draws(self, group: FieldGroup, count: int) -> tuple[Tensor, Tensor]:
-        """Projected draws (S, fields, n), NaN where infeasible, and whether they are feasible, (S, fields)."""
-        values, passed = [], []
+    def _draws(self, group: FieldGroup, count: int) -> Tensor:
+        """Write projected draws to the results, NaN where infeasible; whether they are feasible, (S, fields)."""
+        passed = []
         constraint, cells = group.constraint, self.data.cells
         for part in torch.arange(count).split(max(1, BUDGET // group.loc.numel())):
             if self.law.draws is not None:
@@ -145,14 +159,20 @@ class FieldProjection:
             value = torch.where(feasible.unsqueeze(-1), solution.value, torch.nan)
             self.certificate.before.add(constraint, z, size)
             self.certificate.after.add(constraint, value, size)
-            values.append(value)
+            cells.scatter(self.results["draws"][part[0] : part[-1] + 1], group.fields, value.numpy())
             passed.append(feasible)
-        return torch.cat(values), torch.cat(passed)
+        return torch.cat(passed)
 
-    def _moments(self, group: FieldGroup, samples: Tensor, passed: Tensor) -> dict[str, Tensor]:
+    def _moments(self, group: FieldGroup, passed: Tensor) -> dict[str, Tensor]:
         """Mean, spread and band of every cell: in closed form where it is exact, otherwise from the draws."""
         levels = [(1 - self.law.level) / 2, (1 + self.law.level) / 2]
-        moments = _summary(samples.numpy(), passed.numpy(), levels)
+        cells, width = self.data.cells, max(1, BUDGET // passed.numel())
+        blocks = []
+        for first in range(0, cells.variables, width):  # all draws of some cells at a time
+            columns = slice(first, first + width)
+            samples = cells.gather(self.results["draws"], group.fields, columns)
+            blocks.append(_summary(samples, passed.numpy(), levels))
+        moments = {name: torch.cat([block[name] for block in blocks], -1) for name in SUMMARY}
         if self.law.draws is None:
             projected: Any = self.layer(group.law, group.constraint, metric_from=group.base)
             moments |= {"mean": projected.mean, "stddev": projected.stddev}

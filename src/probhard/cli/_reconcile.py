@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from probhard._util.atomic import check_space
+from probhard._util.memory import check_memory
 from probhard.cli._certificate import TOLERANCE, Certificate
 from probhard.cli._forecast_data import TIMES
 from probhard.cli._frames import SUFFIXES, read, write
 from probhard.cli._nodes import CUTOFF, ID, Table
-from probhard.cli._outputs import certificate_of, check_path, conclude, sha256
+from probhard.cli._outputs import certificate_of, check_path, check_seed, conclude, sha256
 from probhard.cli._past import Past
 from probhard.errors import ParameterError
 from probhard.executors import executor
@@ -31,6 +33,8 @@ from probhard.forecasting.reconciliation.reconcile import CHUNK, MIDDLE, Reconci
 from probhard.forecasting.report.evaluation import incoherence
 
 DRAWS = 1000  # behind quantiles, or as many as are written
+WORKING = 6  # arrays of all draws that a reconciliation holds at a time
+ROW, LINE = 120, 60  # bytes of a written draw, in memory and on disk
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,15 @@ class Request:
         """
         source = self.forecasts
         path = source.with_name(f"{source.stem}-reconciled{source.suffix}") if self.output is None else self.output
-        check_path(path, "--output", SUFFIXES, source)
+        check_path(path, "--output", SUFFIXES, [source, self.summing, *self._frames])
         old = certificate_of(path)
+        check_seed(self.seed)
         spec = None if self.keys is None else Keys.of(self.keys)
         keys = () if spec is None else spec.columns
         summing = None if self.summing is None else read(self.summing, [ID])
         table = Table.of(read(source, [ID, *TIMES, *keys]), spec, summing)
         rules = self._rules(table)
+        self._check_room(table, path)
         certificate = self._certificate(table)
         past = Past(*(None if name is None else read(name, [ID, *TIMES, CUTOFF, *keys]) for name in self._frames))
         results: dict[str, np.ndarray] = {}  # (S or 1, H, n) by column
@@ -109,6 +115,15 @@ class Request:
             files.append(_beside(path, "explained", frame))
             paths += f"\nWhat moved nodes: {files[-1]}"
         conclude(certificate, path, f"{summary(certificate)}\n{paths}", files)
+
+    def _check_room(self, table: Table, path: Path) -> None:
+        """Check that the draws of a model fit into memory, and those to write on the disk."""
+        count = max(self.draws or 0, DRAWS) if table.draw is None else len(table.samples)
+        values = len(table.stamps) * table.hierarchy.variables
+        what, fix = f"{count} draws of {values} values", "Ask for fewer draws, or split the file by steps."
+        written = (self.draws or 0) if table.draw is None else count
+        check_memory(values * (8.0 * WORKING * count + ROW * written), what, fix)
+        check_space(path.parent, LINE * values * (1 + written), what, fix)
 
     @property
     def _frames(self) -> tuple[Path | None, Path | None]:

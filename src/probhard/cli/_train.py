@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from probhard._util.atomic import replacing
+from probhard._util.atomic import check_space, write_figure, write_text
+from probhard._util.memory import check_memory
 from probhard.cli._bands import BANDS, write_bands
 from probhard.cli._certificate import versions
 from probhard.cli._outputs import check_writable, sha256
@@ -30,7 +31,9 @@ from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import AXES, MASK, VOLUMES, read_spec
 from probhard.pde.joint import LEAST, conformal_bands, divided, joint_law
+from probhard.pde.operators import HEAD
 from probhard.pde.samples import Samples
+from probhard.pde.settings import PADDING
 from probhard.pde.surrogate import Settings, Surrogate, check_constraints, measure
 
 if TYPE_CHECKING:
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
     from probhard.training import Fit
 
 MODEL, CONFIG, GRID, METRICS, CURVES = "model.pt", "config.yaml", "grid.npz", "metrics.json", "training.png"
+FILES = (MODEL, CONFIG, GRID, METRICS, CURVES, BANDS)
+COPIES, SAVED = 4, 8  # of all weights: values, gradients, two moments; in checkpoints and the model
+LAYER = 4  # arrays of activations that a layer keeps for gradients
 TRAINED_ON = "trained_on"  # the key of config.yaml that describes the data; all others are settings
 
 
@@ -64,8 +70,9 @@ def run(data: Path, config: Path, output: Path) -> None:
     samples = Samples.solved(arrays, spec)
     settings = settings.resolved(samples.cells.grid)
     training, validation, test = (np.sort(part) for part in settings.parts(len(samples)))
+    _check_room(settings, samples, output)
     model = Surrogate.build(settings, samples, training)
-    check_constraints(model, samples, np.arange(len(samples)))  # before anything is written
+    check_constraints(model, samples, np.arange(len(samples)), settings.data_tolerance)  # before anything is written
     model.loss(samples.batch(training[:1]))
     trained_on: dict[str, Any] = {
         "file": data.name,
@@ -82,7 +89,6 @@ def run(data: Path, config: Path, output: Path) -> None:
     trained: ConstrainedModel = model.cpu().eval()
     if len(held):
         trained = joint_law(trained, samples, early, held)
-    trained.save(output / MODEL)
     scores = measure(trained, samples, test)
     bands = conformal_bands(trained, samples, test, settings.level)
     if bands is not None:
@@ -91,11 +97,25 @@ def run(data: Path, config: Path, output: Path) -> None:
     sizes = {"training": len(training), "validation": len(early), "calibration": len(held), "test": len(test)}
     about = {"best_epoch": done.best_epoch, "epochs": done.epochs, "seconds": done.seconds, "samples": sizes}
     text = json.dumps({**scores, **about, "versions": versions()}, indent=2)
-    (output / METRICS).write_text(text + "\n", encoding="utf-8")
+    write_text(output / METRICS, text + "\n")
+    trained.save(output / MODEL)  # last: a run is complete when its model is written
     typer.echo(_table(scores, len(test)))
     typer.echo(_joint(trained, settings, len(validation)))
     typer.echo(_bands(bands, settings.level))
     typer.echo(f"Best of {done.epochs} epochs: {done.best_epoch + 1}. Run: {output}")
+
+
+def _check_room(settings: Settings, samples: Samples, output: Path) -> None:
+    """Check memory for weights and activations, and space for checkpoints and model."""
+    assert settings.modes is not None
+    width, layers, grid = settings.width, settings.layers, samples.cells.grid
+    weights = width**2 * (2 ** len(grid) * math.prod(settings.modes) + 1) * layers + HEAD * (width + 3 + settings.rank)
+    points = math.prod(size + PADDING for size in grid)
+    batch = min(settings.batch_size, len(samples))
+    activations = float(batch * points) * (width * layers * LAYER + HEAD + 3 + settings.rank)
+    fix = "Lower width, layers, modes, rank or batch_size."
+    check_memory(4.0 * (COPIES * weights + activations), f"A network of {layers} layers of width {width}", fix)
+    check_space(output, 4.0 * SAVED * weights, "The checkpoints of the run", fix)
 
 
 def _start(output: Path, content: dict[str, Any], grid: dict[str, np.ndarray]) -> None:
@@ -116,8 +136,7 @@ def _start(output: Path, content: dict[str, Any], grid: dict[str, np.ndarray]) -
         return
     output.mkdir(parents=True, exist_ok=True)
     write_npz(output / GRID, grid)
-    with replacing(path) as partial:
-        partial.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    write_text(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def _table(scores: dict[str, dict[str, float]], count: int) -> str:
@@ -164,4 +183,4 @@ def _plot_curves(path: Path, done: Fit) -> None:
         axes.set_yscale("log")
     axes.grid(alpha=0.25)
     axes.legend()
-    figure.savefig(path)
+    write_figure(path, figure)

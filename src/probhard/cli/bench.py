@@ -16,8 +16,10 @@ from probhard.errors import ParameterError
 
 RESULTS = Path("results")
 TABLES = (
-    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "forecasting", "forecasting-rolling"),
+    *("pde-linear", "pde-nonlinear", "tvd", "joint-fields", "out-of-range", "diffusion", "pde-cl"),
+    *("forecasting", "forecasting-rolling"),
     *("reconciliation", "joint-forecasting", "conformal", "first-order", "alarms", "optimisation", "timing", "speed"),
+    *("multivariate", "multimodal", "sampling", "inference", "metrics", "reliability"),
 )
 
 
@@ -37,8 +39,12 @@ def bench(
     render: Annotated[bool, typer.Option("--render", help="Only render the lines that are there.")] = False,
 ) -> None:
     """Run the experiments behind a table, render it, and resume where an earlier run stopped."""
-    command = _from_checkout("experiments.command")
-    request = command.Request(
+    command, tables = (_from_checkout(f"experiments.{name}") for name in ("command", "table"))
+    if not render:
+        from probhard.cli._outputs import check_writable
+
+        check_writable(output, "--output")
+    request = tables.Request(
         table=table,
         epochs=epochs,
         seeds=seeds,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+WRITTEN = 1e6  # bytes of picture and numbers
 INTERRUPTED = 130  # what a shell expects after Ctrl-C
 
 
@@ -23,8 +24,14 @@ def demo(
     ] = False,
 ) -> None:
     """Compare every method on a small network (a minute)."""
+    from probhard._util.atomic import check_space
+    from probhard.cli._outputs import check_seed, check_writable
     from probhard.pde import demo  # --help needs no plotting library
 
+    check_seed(seed)
+    if not output.is_file():  # the run says so
+        check_writable(output, "--output")
+    check_space(output, WRITTEN, "The picture", "Pass another folder, or make room in it.")
     epochs = epochs if epochs is not None else 10 if quick else demo.EPOCHS
     rows = demo.run(output, epochs, seed, size=demo.QUICK if quick else demo.FULL)
     if len(rows) < len(demo.NAMES):

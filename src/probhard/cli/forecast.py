@@ -17,6 +17,10 @@ METHOD_NAMES = (  # of probhard.method.METHODS, which needs torch
     "probhard-inf",
     "softc",
     "hier-e2e",
+    "hardnet-aff",
+    "hardnet++",
+    "dc3",
+    "completion",
 )
 MEMBERS = (  # of probhard.forecasting.members.catalogue, which needs torch
     "ets",

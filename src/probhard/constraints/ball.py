@@ -65,6 +65,9 @@ class Ball(NonlinearInequality):
         size = u.norm(dim=-1) + self.radius.to(u)
         return (size if self.center is None else size + self.center.to(u).norm(dim=-1)).unsqueeze(-1)
 
+    def per_unit(self, u: Tensor) -> float:
+        return 1.0  # its excess is a length
+
     def on_slices(self, slices: int, width: int) -> Constraint:
         return Constraint.on_slices(self, slices, width)  # the norm of a slice is not smooth at its center
 

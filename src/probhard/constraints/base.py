@@ -212,8 +212,7 @@ class Constraint(ABC):
 
         Args:
             u: Points, (*batch, n).
-            size: Magnitude of the numbers that u was computed from, (*batch, 1). Terms below a millionth of it
-                count as that large, so that a sum of zeros has a tolerance.
+            size: Magnitude of the numbers that u was computed from, (*batch, 1). A millionth of it has a tolerance.
 
         Returns:
             The violations, (*batch,).
@@ -222,8 +221,13 @@ class Constraint(ABC):
             ShapeError: u does not have n variables.
         """
         self.check_event(u, "The point")
+        size = None if size is None else self.per_unit(u) * size
         equal = relative(self.residual(u), self.scale(u), size)
         return _largest(u, equal, relative(self.excess(u).clamp(min=0), self.excess_scale(u), size))
+
+    def per_unit(self, u: Tensor) -> Tensor | float:
+        """How much residuals or excesses (*batch, q) may change if all variables change by 1: their units."""
+        return 1.0
 
     def penalty(self, u: Tensor) -> Tensor:
         """Sum of squared residuals and squared positive excesses of u (*batch, n), (*batch,).
@@ -231,8 +235,13 @@ class Constraint(ABC):
         Raises:
             ShapeError: u does not have n variables.
         """
+        equal, unequal = self.violated(u)
+        return equal.square().sum(-1) + unequal.square().sum(-1)
+
+    def violated(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals (*batch, q) and positive excesses (*batch, p) of u (*batch, n); raises as ``penalty``."""
         self.check_event(u, "The point")
-        return self.residual(u).square().sum(-1) + self.excess(u).clamp(min=0).square().sum(-1)
+        return self.residual(u), self.excess(u).clamp(min=0)
 
     def check_event(self, u: Tensor, name: str) -> None:
         """Check the number of variables.

@@ -14,7 +14,8 @@ import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from probhard.constraints.base import immutable, reals
+from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.box import Box
 from probhard.constraints.shapes import (
     SLACK,
     LiftedRows,
@@ -94,6 +95,10 @@ class Convex(Shape):
     def term(self, n: int, like: Tensor) -> Term:
         rows = self._rows(n)
         return Term((self.key, n), lambda u: [rows @ u >= 0] if rows.shape[0] else [])
+
+    def resolve(self, n: int) -> Constraint:
+        """Profiles of two points have no rows."""
+        return self if profile_width(n, self.slices) > 2 else Box()
 
     def on_slices(self, slices: int, width: int) -> Convex:
         lifted = Convex(self.direction, slices=slices)

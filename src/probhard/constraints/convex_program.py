@@ -139,7 +139,7 @@ class ConvexProgram(Constraint):
             return u.new_zeros(*lead, 0)
         points = u.detach().cpu().double().expand(*lead, -1).reshape(-1, self.variables).numpy()
         data = [
-            value.detach().cpu().double().expand(*lead, *shape).reshape(-1, *shape).numpy()
+            value.detach().cpu().double().expand((*lead, *shape)).reshape(-1, *shape).numpy()
             for value, shape in zip(self.args, structure.shapes)
         ]
         values = [structure.at(point, [x[i] for x in data], excess) for i, point in enumerate(points)]

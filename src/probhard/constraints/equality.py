@@ -123,6 +123,7 @@ class LinearEquality(Constraint):
         rows, b = self.system.map.at(u), self.b.to(u)
         if u.shape[-1] != rows.variables:
             self.check_event(u, "The point")
+        size = None if size is None else rows.magnitude(size * torch.ones_like(u))
         return relative(rows.apply(u) - b, rows.magnitude(u) + b.abs(), size).amax(-1)
 
     def stackable(self) -> tuple[sp.csr_array, Tensor, np.ndarray]:

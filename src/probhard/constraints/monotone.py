@@ -8,7 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from probhard.constraints.base import immutable
+from probhard.constraints.base import Constraint, immutable
+from probhard.constraints.box import Box
 from probhard.constraints.shapes import (
     SLACK,
     LiftedRows,
@@ -16,6 +17,7 @@ from probhard.constraints.shapes import (
     Term,
     check_slices,
     differences,
+    profile_width,
     profiles,
     slices_text,
 )
@@ -73,6 +75,10 @@ class Monotone(Profiles):
     def term(self, n: int, like: Tensor) -> Term:
         steps = self.sign * differences(n, self.slices)
         return Term(self.key, lambda u: [steps @ u >= 0])
+
+    def resolve(self, n: int) -> Constraint:
+        """Profiles of one point have no rows."""
+        return self if profile_width(n, self.slices) > 1 else Box()
 
     def on_slices(self, slices: int, width: int) -> Monotone:
         return Monotone(self.direction, slices).of_width(width)

@@ -154,6 +154,9 @@ class NonlinearEquality(Constraint):
     def scale(self, u: Tensor) -> Tensor:
         return self.jacobian_rows(u).magnitude(u.abs() + 1e-8)
 
+    def per_unit(self, u: Tensor) -> Tensor:
+        return self.jacobian_rows(u).magnitude(torch.ones_like(u))
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
         moved = tuple(a.to(*args, **kwargs) if isinstance(a, Tensor) else a for a in self.args)
         return self.with_args(moved)
@@ -251,6 +254,9 @@ class NonlinearInequality(Constraint):
 
     def excess_scale(self, u: Tensor) -> Tensor:
         return self.function.scale(u)
+
+    def per_unit(self, u: Tensor) -> Tensor | float:
+        return self.function.per_unit(u)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         return self._copy(function=self.function.to(*args, **kwargs))

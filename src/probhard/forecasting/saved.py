@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import narwhals as nw
 
+from probhard._util.atomic import replacing_parts
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.stamps import Place
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
 
 FORMAT, FORMAT_VERSION = "probhard-forecaster", 5
+MAIN = "forecaster.json"  # a folder is complete when it has this file
+PARTS = ("members", "predictor", "history.npz", MAIN)
 SAVED = ("freq", "season", "horizon", "nonnegative", "upper", "changes", "calibrate", "epochs", "num_samples", "seed")
 LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes", "regressors")  # of a trained network
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
@@ -90,8 +93,11 @@ class SavedForecaster:
         return {"keys": self.keys, "S": S, "tags": tags, "method": method, **options}
 
     def write(self, path: Path) -> None:
-        """Write all files to the folder ``path``, which is created if need be."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Write all files to the folder ``path``, which is created if need be; an earlier model stays until then."""
+        with replacing_parts(path, PARTS) as new:
+            self._write(new)
+
+    def _write(self, path: Path) -> None:
         network = network_of(self.fit)
         if network is not None and network.predictor is not None:
             network.predictor.serialize(path / "predictor")
@@ -115,7 +121,7 @@ class SavedForecaster:
                 "place": asdict(data.place),
             },
         }
-        (path / "forecaster.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        (path / MAIN).write_text(json.dumps(content, indent=1), encoding="utf-8")
         write_npz(path / "history.npz", {"values": data.values, **arrays, **extra_arrays(data)})
 
     @classmethod
@@ -125,7 +131,7 @@ class SavedForecaster:
         Raises:
             ParameterError: If a file is missing or damaged, or of another format or version.
         """
-        content = read_record(path / "forecaster.json", FORMAT, FORMAT_VERSION, "HierarchicalForecaster.save")
+        content = read_record(path / MAIN, FORMAT, FORMAT_VERSION, "HierarchicalForecaster.save")
         pandas = require("pandas", "HierarchicalForecaster")
         arrays = read_arrays(path / "history.npz")
         hierarchy, values = cast(Hierarchy, constraint_from_record(content["hierarchy"], arrays)), arrays["values"]

@@ -55,6 +55,8 @@ def read_npz(path: Path) -> Arrays:
         raise ValueError("not an .npz archive")
     budget = Budget()
     with zipfile.ZipFile(path) as archive:
+        if len(set(archive.namelist())) < len(archive.namelist()):
+            raise ValueError("two arrays have one name")
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if entry.flag_bits & 1:

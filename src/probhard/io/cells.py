@@ -98,9 +98,9 @@ class Cells:
         """
         return _broadcast(name, array, self.grid, self.axes)
 
-    def gather(self, array: np.ndarray, fields: np.ndarray) -> np.ndarray:
-        """Read the chosen events (*samples, fields, n) of an array (*samples, *batch, *grid)."""
-        return np.asarray(array[self._position(fields)])
+    def gather(self, array: np.ndarray, fields: np.ndarray, columns: slice = slice(None)) -> np.ndarray:
+        """Read the chosen events (*samples, fields, n) of an array (*samples, *batch, *grid), or some of its cells."""
+        return np.asarray(array[self._position(fields, columns)])
 
     def scatter(self, array: np.ndarray, fields: np.ndarray, values: np.ndarray) -> None:
         """Write values (*samples, fields, n) into an array (*samples, *batch, *grid), except outside the mask."""
@@ -198,10 +198,10 @@ class Cells:
         turned = array.transpose([self.axes.index(axis) for axis in self.per + self.order])
         return turned.reshape(-1, math.prod(self.shape))
 
-    def _position(self, fields: np.ndarray) -> tuple[Any, ...]:
+    def _position(self, fields: np.ndarray, columns: slice = slice(None)) -> tuple[Any, ...]:
         element, piece = np.divmod(fields, len(self.index))
         where = np.unravel_index(element[:, None], self.batch) if self.batch else ()
-        return (..., *where, *np.unravel_index(self.index[piece], self.grid))
+        return (..., *where, *np.unravel_index(self.index[piece][:, columns], self.grid))
 
 
 def true(mask: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ Reader = tuple[Callable[[Any], Any], str]  # a function, and what it accepts, in
 
 def whole(value: Any) -> int:
     """Read a whole number."""
-    if isinstance(value, bool | str) or int(value) != float(value):
+    if isinstance(value, bool | str) or int(value) != value:
         raise ValueError
     return int(value)
 

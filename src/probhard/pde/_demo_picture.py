@@ -8,6 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from probhard._util.atomic import write_figure
 from probhard.model import ConstrainedModel
 from probhard.pde._branch_trunk import batch_of
 from probhard.pde.base import Problem
@@ -69,4 +70,4 @@ def picture(path: Path, problem: Problem, models: dict[str, ConstrainedModel], p
     for axes in (*fields, *errors, zoom, mass):
         axes.grid(alpha=0.25)
     figure.suptitle(f"Porous medium equation, test parameter m = {float(parameter):.2f}")
-    figure.savefig(path)
+    write_figure(path, figure)

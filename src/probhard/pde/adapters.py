@@ -34,13 +34,32 @@ class OperatorBackbone(nn.Module):
         stddev: Standard deviation of every point in target units, for operators with one output channel.
         learned: Train ``stddev``; else it is fixed.
         rank: Number of columns of the factor that correlates the points; it takes rank + 1 further output channels.
+        variance: The second of two output channels is the variance of the first, not another variable.
 
     Raises:
-        ParameterError: If ``stddev`` is not positive and finite, or there are both ``stddev`` and a rank.
+        ParameterError: If ``stddev`` is not positive and finite, there are both ``stddev`` and a rank, or nothing says
+            what the output channels are.
     """
 
-    def __init__(self, operator: nn.Module, stddev: float | None = None, learned: bool = True, rank: int = 0) -> None:
+    def __init__(
+        self,
+        operator: nn.Module,
+        stddev: float | None = None,
+        learned: bool = True,
+        rank: int = 0,
+        variance: bool = False,
+    ) -> None:
         super().__init__()
+        if not (variance or rank or stddev is not None):
+            raise ParameterError(
+                "OperatorBackbone got neither variance=True, a stddev nor a rank.",
+                "Two output channels could be mean and variance, or two variables.",
+                "Pass variance=True if the second channel is a variance. For several variables, use one backbone each.",
+            )
+        if variance and stddev is not None:
+            raise ParameterError(
+                f"Got variance=True and stddev={stddev}.", "Only one can be the spread.", "Leave out one of them."
+            )
         if rank < 0 or (rank and stddev is not None):
             raise ParameterError(
                 f"Got rank={rank} and stddev={stddev}.",
@@ -90,7 +109,7 @@ class OperatorBackbone(nn.Module):
             "hidden_channels": width,
             "n_layers": layers,
         }
-        return cls(library.FNO(n_modes=sizes, **{**defaults, **options}), rank=rank)
+        return cls(library.FNO(n_modes=sizes, **{**defaults, **options}), rank=rank, variance=True)
 
     def forward(self, inputs: Tensor) -> LocationScale:
         """Predict the law of flattened fields.

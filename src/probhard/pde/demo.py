@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probhard import score
-from probhard._util.atomic import replacing
+from probhard._util.atomic import write_text
 from probhard.errors import ParameterError
 from probhard.method import Method, as_method
 from probhard.model import ConstrainedModel
@@ -249,8 +249,7 @@ def _folder(output: Path) -> Path:
 
 def _save(path: Path, content: dict[str, Any]) -> None:
     """Write JSON atomically."""
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def _parts(arrays: Mapping[str, np.ndarray], count: int, grid: tuple[int, ...]) 
                 f"Save them as ({count},) or ({count}, P).",
             )
         _check_finite(PARAMETERS, parameters)
-        parts.append(parameters.reshape(count, -1, *[1] * len(grid)))
+        parts.append(parameters.reshape(*parameters.shape, *[1] * (len(grid) + 2 - parameters.ndim)))
     if INPUTS in arrays:
         inputs = arrays[INPUTS]
         if inputs.ndim != len(grid) + 2 or (len(inputs), *inputs.shape[2:]) != (count, *grid):

@@ -29,6 +29,7 @@ READERS: dict[str, Reader] = {
     "modes": (listed(whole), "a whole number, or one per axis of the grid"),
     "split": (listed(number), "three numbers, for training, validation and test"),
     **dict.fromkeys(("normalise", "joint"), (switch, "true or false")),
+    "data_tolerance": (within(0, math.inf), "a number from 0 on"),
     "level": (within(0, 1, inside=False), "a number between 0 and 1"),
 }
 STEPS = {name: method.inference for name, method in METHODS.items()}
@@ -58,6 +59,7 @@ class Settings:
         seed: Seed of weights, data order and split.
         split: Shares of the samples for training, validation and test.
         normalise: Standardise inputs and solutions.
+        data_tolerance: Largest relative violation of the constraints by solutions.
     """
 
     method: str = "probhard-ob"
@@ -78,6 +80,7 @@ class Settings:
     seed: int = 0
     split: list[float] | None = None
     normalise: bool = True
+    data_tolerance: float = 0.01
 
     @classmethod
     def read(cls, content: Any) -> tuple[dict[str, Any], Settings]:

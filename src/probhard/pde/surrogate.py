@@ -8,6 +8,7 @@ units of the solutions before it is projected. The network computes in float32, 
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from probhard import score as scores
-from probhard.errors import ProbhardError
+from probhard.errors import ParameterError, ProbhardError
 from probhard.laws.covariance import Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
@@ -136,16 +137,19 @@ def _backbone(settings: Settings, samples: Samples) -> Normalised:
 
 
 @torch.no_grad()
-def check_constraints(model: ConstrainedModel, samples: Samples, numbers: np.ndarray) -> None:
-    """Check that the constraints can be met, by projecting the solutions.
+def check_constraints(
+    model: ConstrainedModel, samples: Samples, numbers: np.ndarray, tolerance: float = math.inf
+) -> None:
+    """Check that the constraints can be met, by projecting the solutions, and that these obey them.
 
     Args:
         model: Its metric is used.
         samples: All samples, with solutions.
         numbers: Numbers of the samples to check, (count,).
+        tolerance: Largest relative violation of a solution.
 
     Raises:
-        ProbhardError: For the first sample whose constraint cannot be met, with its number.
+        ProbhardError: For the first sample whose constraint cannot be met or is broken, with its number.
     """
     metric = model.method.inference.metric
     assert metric is not None
@@ -155,14 +159,23 @@ def check_constraints(model: ConstrainedModel, samples: Samples, numbers: np.nda
         assert batch.target is not None
         points = batch.target.flatten(0, 1)
         try:
+            constraint = samples.constraint(batch.context)
             layer, law = DPPL(metric, on_failure="raise"), (points, torch.ones_like(points))
-            layer.project(points, samples.constraint(batch.context), law)
+            layer.project(points, constraint, law)
         except ProbhardError as error:
             if len(part) == 1:
                 raise type(error)(f"Sample {part[0]}: {error.what}", error.why, error.fix) from error
             for half in np.array_split(part, 2):
-                check_constraints(model, samples, half)
+                check_constraints(model, samples, half, tolerance)
             raise
+        broken = constraint.relative_violation(points, points.abs().amax(-1, keepdim=True))
+        if float(broken.max()) > tolerance:
+            raise ParameterError(
+                f"The solution of sample {part[int(broken.argmax()) // samples.slices]} breaks the constraints by "
+                f"{float(broken.max()):.2g} of its size, more than data_tolerance={tolerance:g}.",
+                "The network cannot fit it and obey the constraints. Units, axes or right-hand sides may be wrong.",
+                "Correct them, or write a larger 'data_tolerance' in the configuration if the data are that rough.",
+            )
 
 
 @torch.no_grad()

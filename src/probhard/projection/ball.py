@@ -48,8 +48,9 @@ class BallProjector(Projector):
         offset = offset.expand(*lead, offset.shape[-1])
         largest = self.weight.detach().amax(-1, keepdim=True)
         weight = floored(self.weight)  # a variable without variance moves only if it must
-        unit = weight / largest.clamp(min=TINY)
+        unit = torch.where(largest > 0, weight / largest.clamp(min=TINY), 1.0)
         outside = offset.norm(dim=-1, keepdim=True) > radius
+        inside, offset = offset, torch.where(outside, offset, 1.0)  # no derivative of a root at the center
         with torch.no_grad():
             multiplier, steps = _root(offset.detach(), unit.detach(), radius.detach(), outside)
         shrunk = offset / (1 + multiplier * unit)
@@ -59,7 +60,7 @@ class BallProjector(Projector):
         step = torch.where(outside & (radius > 0), step, 0.0)
         moved = offset / (1 + (multiplier - step) * unit)
         direction = moved * (radius / _size(moved))
-        value = torch.where(outside, direction, offset)
+        value = torch.where(outside, direction, inside)
         nearest = value if self.ball.center is None else value + self.ball.center.to(value)
         nearest = nearest.to(z.dtype)
         residual = self.ball.relative_violation(nearest.detach())

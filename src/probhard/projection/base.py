@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,8 @@ from probhard._util.tensors import safe_sqrt
 from probhard.errors import ProbhardError
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale
-from probhard.laws.marginals import CensoredMarginals
+from probhard.laws.marginals import CensoredMarginals, Marginals
 from probhard.tangent import Differential
-
-if TYPE_CHECKING:
-    from probhard.projection.mean_field import MeanField
 
 
 @dataclass(frozen=True)
@@ -58,21 +55,37 @@ class Solution:
     stats: Stats
 
 
+class MomentRule(Protocol):
+    """Marginals of a projected law without projecting points: the rule ``"mean-field"``."""
+
+    @property
+    def cheap(self) -> bool:
+        """Whether "auto" takes the rule."""
+
+    def fits(self, base: LocationScale) -> bool:
+        """Whether the rule handles this law."""
+
+    def laws(self, base: LocationScale) -> Marginals:
+        """The marginals of the projected law, batch (*batch, n)."""
+
+
 class Projector(ABC):
     """Projects points on one constraint under one weight.
 
     Attributes:
         moments_from: The choice of ``covariance="auto"`` without a mean field: ``"delta"``, ``"censored"`` or
             ``"monte-carlo"``.
-        mean_field: The rule ``"mean-field"``; None if the set does not have it.
+        mean_field: The rules ``"mean-field"``, the fastest first; empty if the set has none.
         has_equalities: Whether there are equalities among the parts.
         local: Whether the set is not convex, so that a mean of feasible points may be infeasible.
+        guaranteed: Whether its points are feasible; False for corrections, which may only come near the set.
     """
 
     moments_from = "delta"
     has_equalities = True
     local = False
-    mean_field: MeanField | None = None
+    guaranteed = True
+    mean_field: tuple[MomentRule, ...] = ()
 
     @abstractmethod
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:

@@ -29,6 +29,7 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.cone_rows import cone_rows
+from probhard.projection.inactive import without_curved
 from probhard.projection.parts import Parts
 from probhard.solvers.cone_frames import Frame, frame, nearest
 from probhard.solvers.symmetric_cones import Cones, solve
@@ -45,7 +46,7 @@ class ConeProjector(Projector):
     Args:
         parts: The parts of the constraint.
         weight: W, over (*batch, n).
-        options: Not used.
+        options: Options of the layer.
 
     Raises:
         ParameterError: The constraint also has other curved parts.
@@ -54,7 +55,7 @@ class ConeProjector(Projector):
     moments_from = "monte-carlo"
 
     def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
-        self.parts, self.weight = parts, weight
+        self.parts, self.weight, self.options = parts, weight, options
         self.has_equalities = parts.linear is not None
         self.rows = cone_rows(parts, torch.empty(0, dtype=torch.float64, device=weight.device))
 
@@ -73,7 +74,9 @@ class ConeProjector(Projector):
         if self._direct:
             shape = broadcast(z.shape, self.weight.shape)
             return self._spectral(z, double.expand(shape))
-        return self._iterated(z, double)
+        return without_curved(
+            self.parts, self.weight, self.options, z, lambda point: self._iterated(point, point.to(torch.float64))
+        )
 
     @property
     def _direct(self) -> bool:

@@ -123,7 +123,7 @@ class ProgramProjector(Projector):
         own = [(root, root.shape[-1 if diagonal else -2 :]), (z, (n,))]
         own += [(x, shape) for term in terms for x, shape in zip(term.data, term.shapes)]
         lead = broadcast(*(x.shape[: x.dim() - len(shape)] for x, shape in own))
-        flat = [x.expand(*lead, *shape)[() if only is None else only].reshape(-1, *shape) for x, shape in own]
+        flat = [x.expand((*lead, *shape))[() if only is None else only].reshape(-1, *shape) for x, shape in own]
         moved = flat[0] * flat[1] if diagonal else (flat[0] @ flat[1].unsqueeze(-1)).squeeze(-1)  # R z
         size = moved.detach().norm(dim=-1)
         weights = flat[0].detach() if diagonal else flat[0].detach().norm(dim=-2)

@@ -15,14 +15,15 @@ from probhard._util.numerics import TINY
 from probhard._util.tensors import broadcast, matvec
 from probhard.constraints.shapes import SLACK
 from probhard.errors import InfeasibleError, ProbhardError
-from probhard.laws.covariance import Covariance
+from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import feasible, finished, within
 from probhard.projection.diagnosis import check_capacity, empty_set
 from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import censored_laws, finished, within
+from probhard.projection.polyhedral import FaceProjector, censored_laws
 from probhard.rows.dense import DenseRows
 from probhard.rows.dense import DenseRowsFactor as Factor
 from probhard.solvers import active_set
@@ -89,12 +90,14 @@ class CoupledProjector(Projector):
         self.matrix = torch.cat([rows.expand(*shape_, *rows.shape[-2:]) for rows in on_u], -2)  # (*batch, p, n)
         self.own = torch.block_diag(*(like.new_zeros(r.shape[-2], 0) if o is None else o for r, o in zip(on_u, own)))
         self.stiffness = torch.cat(stiffness)
-        self.owner = self.own.abs().argmax(0)
+        self.owner = self.own.abs().argmax(0) if len(self.own) else torch.zeros(0, dtype=torch.int64)
         self.right = joined(sides)
         self.bounded, self.lower, self.upper = bounded, lower, upper
         self.costs = linear_costs(parts, like)
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        if not self.matrix.shape[-2]:  # no rows and no bounds
+            return FaceProjector(self.parts, Diagonal(self.weight.diagonal()), self.options).solve(z)
         point = z.to(torch.float64)
         shapes = (point, self.right, self.lower, self.upper)
         lead = broadcast(*(x.shape[:-1] for x in shapes), self.root.shape[:-2], self.matrix.shape[:-2])
@@ -125,6 +128,8 @@ class CoupledProjector(Projector):
             ends = torch.where(free[..., last], u.index_select(-1, self.bounded), held[..., last])
             u = u.index_copy(-1, self.bounded, ends)
         u = within(u, point, self.lower, self.upper)
+        found = point + matvec(self.root, faces.value.reshape(*lead, faces.value.shape[-1])[..., :costs])
+        u = feasible(self.parts, point, u, found.detach().clamp(self.lower, self.upper))
         tangent = CoupledTangent(self, factor, free, extra)
         return finished(self.parts, z, u, tangent, faces.steps.reshape(lead), faces.done.reshape(lead))
 

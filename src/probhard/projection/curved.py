@@ -21,12 +21,13 @@ from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import finished, within
 from probhard.projection.curved_faces import FaceSearch, masked_weight
 from probhard.projection.curved_functions import JointFunction
+from probhard.projection.inactive import without_curved
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
 from probhard.projection.nonlinear_diagnosis import Attempt
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import finished, within
 from probhard.tangent import Differential
 
 
@@ -66,6 +67,11 @@ class CurvedProjector(Projector):
         self.search = FaceSearch(self.function, options.hessian or bool(parts.curved), options.restarts)
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        return without_curved(
+            self.parts, Diagonal(self.weight), self.options, z, lambda point: self._solved(point, start)
+        )
+
+    def _solved(self, z: Tensor, start: Tensor | None) -> Solution:
         function, n = self.function, self.parts.variables
         double = z.to(torch.float64)
         lower, upper = self.parts.bounds(double)

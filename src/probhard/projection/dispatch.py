@@ -55,6 +55,7 @@ from probhard.projection.parts import Parts, parts_of
 from probhard.projection.polyhedral import FaceProjector
 from probhard.projection.profiles import ATTAINED, PooledProjector, ProfileSet
 from probhard.projection.reduced import reduced
+from probhard.projection.threshold_field import ThresholdField
 from probhard.rows.disjoint import DisjointRows
 
 REGULAR = 1e-8  # smallest share of independent noise in a variance; below it, weights are solved densely
@@ -104,9 +105,8 @@ def projector_of(constraint: Constraint, z: Tensor, weight: Covariance, options:
     if options.iterations is not None and iterated(plan.parts):
         return IteratedProjector(plan.parts, weight, options)
     projector = _chosen(plan, weight, options)
-    rule = MeanField(plan.parts, weight, options.oblique)
-    if rule.served:
-        projector.mean_field = rule
+    rules = (ThresholdField(plan.parts, weight, projector), MeanField(plan.parts, weight, options.oblique))
+    projector.mean_field = tuple(rule for rule in rules if rule.served)
     return projector
 
 

@@ -27,6 +27,8 @@ from probhard.laws.covariance import Factored
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import placed
+from probhard.projection.coupled import CoupledProjector
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import censored_laws
 from probhard.tangent import Differential
@@ -56,7 +58,7 @@ class Newton:
         columns = []
         for unit in torch.eye(r, dtype=torch.float64, device=weight.device):
             columns.append(cls(weight, tangent, None).product(unit.expand(*lead, r)))
-        return cls(weight, tangent, torch.linalg.cholesky(torch.stack(columns, -1)))
+        return cls(weight, tangent, _lower(torch.stack(columns, -1)))
 
     @cached_property
     def size(self) -> Tensor:
@@ -78,6 +80,18 @@ class Newton:
         if self.lower is None:
             return conjugate_gradients(self.product, right, lambda r: r / self.size, tolerance)
         return torch.cholesky_solve(right.unsqueeze(-1), self.lower).squeeze(-1)
+
+
+def _lower(hessian: Tensor) -> Tensor:
+    """The Cholesky factor of H; where rounding has made H indefinite, of H with eigenvalues of at least 1."""
+    hessian = 0.5 * (hessian + hessian.mT)
+    lower, failed = torch.linalg.cholesky_ex(hessian)
+    if not bool(failed.any()):
+        return lower
+    values, vectors = torch.linalg.eigh(hessian.nan_to_num(0.0, 0.0, 0.0))
+    mended = (vectors * values.clamp(min=1).unsqueeze(-2)) @ vectors.mT
+    other = torch.linalg.cholesky_ex(0.5 * (mended + mended.mT)).L
+    return torch.where((failed > 0)[..., None, None], other, lower)
 
 
 class FactoredProjector(Projector):
@@ -125,12 +139,14 @@ class FactoredProjector(Projector):
         if z.dtype != torch.float64:  # rounded again, never out of its bounds
             box = self.parts.box
             if box is not None:
-                kept = value.detach().clamp(box.lower.to(value), box.upper.to(value))
-                value = value + (kept - value).detach()
+                value = placed(value, value.detach().clamp(box.lower.to(value), box.upper.to(value)))
         stats = found.stats
-        return Solution(
-            value, FactoredTangent(newton), Stats(steps, stats.residual, stats.converged & settled, stats.local)
-        )
+        converged = stats.converged & settled
+        if not bool(converged.all()):
+            other = CoupledProjector(self.parts, self.given, self.options).solve(z)
+            if bool((other.stats.converged | ~converged).all()):
+                return other
+        return Solution(value, FactoredTangent(newton), Stats(steps, stats.residual, converged, stats.local))
 
     @torch.no_grad()
     def _minimised(self, z: Tensor) -> tuple[Tensor, Newton, Solution, Tensor, Tensor]:

@@ -10,7 +10,7 @@ without sampling. Every draw is projected and therefore feasible. The moments ar
 | ``delta``        | from the tangent at the mean                                         | equalities              |
 | ``second-order`` | from the tangent and the curvature at the mean                       | never                   |
 | ``censored``     | of the law projected on the equalities, clipped at the bounds        | bounds alone, many rows |
-| ``mean-field``   | of every row in the mean field of the others                         | linear rows and bounds  |
+| ``mean-field``   | of every row in the mean field of the others                         | linear rows, turnover   |
 | ``monte-carlo``  | of fixed antithetic draws                                            | other inequalities      |
 | ``keep``         | projected mean, unchanged covariance; draws are not feasible         | never                   |
 """
@@ -60,10 +60,13 @@ class DPPL(nn.Module):
 
     Attributes:
         failures: Counts of ``"retry"``: draws that were redrawn, means that were masked, share of recent failures.
+        as_is: Whether points are returned as they are, feasible or not; see ``corrections``.
 
     Raises:
         ParameterError: A choice is unknown, or there are fewer than two draws or one iteration.
     """
+
+    as_is = False
 
     def __init__(
         self,
@@ -147,16 +150,17 @@ class DPPL(nn.Module):
 
     def _kind(self, projector: Projector, constraint: Constraint, base: LocationScale) -> str:
         """How the moments are computed."""
-        rule = projector.mean_field
+        rule = next((rule for rule in projector.mean_field if rule.fits(base)), None)
         if self.covariance == "auto":
             # instead of draws only: clipped marginals are faster. Not in a traced graph, where its steps are unrolled
             drawn = projector.moments_from == "monte-carlo" and checking()
-            suits = drawn and rule is not None and rule.cheap and rule.fits(base)
+            suits = drawn and rule is not None and rule.cheap
             return "mean-field" if suits else projector.moments_from
-        if self.covariance == "mean-field" and (rule is None or not rule.fits(base)):
+        if self.covariance == "mean-field" and rule is None:
             raise ParameterError(
                 f"covariance='mean-field' got the constraint {constraint!r} and a {base.family.name} law.",
-                "It needs linear rows or bounds that interact, shared by the batch, and one family of finite variance.",
+                "It needs shared linear rows or bounds that interact and one family of finite variance, or an L1 ball "
+                "with bounds and at most one row, and independent normal variables.",
                 "Use covariance='auto', which takes another rule here.",
             )
         if self.covariance == "censored" and projector.moments_from != "censored":

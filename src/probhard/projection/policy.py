@@ -73,6 +73,7 @@ class Policy:
         draws: Number of fixed draws.
         failures: Counts of ``"retry"``, kept by the layer.
         approximate: Means are those of a fixed number of iterations, so their residual is reported, not raised.
+        as_is: Draws are returned as they are, too: those of corrections, which need not be feasible.
     """
 
     on_failure: str
@@ -80,6 +81,7 @@ class Policy:
     draws: int
     failures: Failures = field(default_factory=Failures)
     approximate: bool = False
+    as_is: bool = False
 
     @property
     def redraws(self) -> bool:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import TOLERANCE, equal_bounds, floored
+from probhard._util.numerics import equal_bounds, floored
 from probhard._util.tensors import broadcast
 from probhard.errors import InfeasibleError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import feasible, finished, within
 from probhard.projection.diagnosis import empty_set, matrix_of
 from probhard.projection.l1_search import search
 from probhard.projection.lifting import Polyhedron, polyhedron
@@ -33,7 +34,6 @@ from probhard.solvers.quadratic import HELD, Faces, QuadraticProblem
 from probhard.tangent.base import Differential
 from probhard.tangent.linear import DiagonalTangent
 
-ROUNDING = 1e-15
 SPREAD = 1e-8  # weight of a held variable for the variances of a sparse factor, which are differences of large numbers
 
 
@@ -97,6 +97,9 @@ class FaceProjector(Projector):
             exact = tangent is None or not isinstance(tangent.core, SparseRows)
             return tangent if exact else self._tangent(free, points, SPREAD)
 
+        value = feasible(
+            self.parts, points.z[..., :n], value, faces.value.reshape(*lead, faces.value.shape[-1])[..., :n]
+        )
         steps, done = faces.steps.reshape(lead), faces.done.reshape(lead)
         return finished(self.parts, z, value, FaceTangent(self, tangent, spread, free), steps, done)
 
@@ -204,51 +207,6 @@ def censored_laws(parts: Parts, base: LocationScale, weight: Covariance, options
     lower, upper = (-torch.inf, torch.inf) if parts.box is None else (parts.box.lower.to(loc), parts.box.upper.to(loc))
     scale = base.marginals.scale if scale is None else scale
     return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
-
-
-def finished(
-    parts: Parts, z: Tensor, value: Tensor, tangent: Differential, steps: Tensor, settled: Tensor, local: bool = False
-) -> Solution:
-    """A solution in the precision of z, never rounded out of its bounds.
-
-    Args:
-        parts: The parts of the constraint.
-        z: Points to project, (*lead, n).
-        value: Their projections within the bounds, (*lead, n); only the other parts are checked.
-        tangent: The tangent at the projections.
-        steps: Number of iterations, (*lead,).
-        settled: Whether the solver converged, (*lead,).
-        local: Whether the set is not convex.
-    """
-    if z.dtype != value.dtype:
-        value = value.to(z.dtype)
-        if parts.box is not None:
-            lower, upper = parts.box.lower.to(value), parts.box.upper.to(value)
-            value = value + (value.detach().clamp(lower, upper) - value).detach()
-    residual = _relative_violation(parts, value.detach(), z.detach())
-    return Solution(value, tangent, Stats(steps, residual, settled & (residual <= TOLERANCE[z.dtype]), local))
-
-
-def _relative_violation(parts: Parts, value: Tensor, z: Tensor) -> Tensor:
-    """Largest relative violation of all parts but the bounds; see ``Constraint.relative_violation``."""
-    size = torch.maximum(z.abs().amax(-1, keepdim=True), value.abs().amax(-1, keepdim=True))
-    worst = value.new_zeros(value.shape[:-1])
-    for part in (parts.linear, parts.nonlinear, *parts.inequalities, *parts.shapes, *parts.curved):
-        if part is not None:
-            worst = torch.maximum(worst, part.relative_violation(value, size))
-    return worst.nan_to_num(torch.inf)
-
-
-def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Clip u (*lead, n) to its bounds, and move it to a bound within the rounding of z; gradients are unchanged."""
-    with torch.no_grad():
-        fixed, size = u.clamp(lower, upper), z.abs().mul_(ROUNDING)
-        for bound in (lower, upper):
-            gap = (u - bound).abs_()
-            close = (gap <= torch.add(size, bound.abs(), alpha=ROUNDING)).logical_and_(gap < torch.inf)
-            fixed = torch.where(close, bound, fixed)
-        shift = fixed.sub_(u)
-    return u + shift
 
 
 class FaceTangent(Differential):

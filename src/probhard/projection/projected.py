@@ -18,8 +18,8 @@ from probhard.constraints.equality import LinearEquality
 from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
-from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Projector, Solution, Stats
+from probhard.projection.means import feasible_mean, moments_of
 from probhard.projection.policy import Policy, blanked, failure
 from probhard.tangent import Differential, ProjectedCovariance
 
@@ -67,19 +67,22 @@ class Projected(td.Distribution):
             scale, center = (None if x is None else blanked(x, failed) for x in (scale, center))
         self._tangent, self._point, self._scale, self._solution = tangent, mean, scale, solution
         self._closed, self._center, self._failed, self._redrawn = closed, center, failed, 0
-        self._clipped: CensoredMarginals | None = None
+        self._clipped: Marginals | None = None
         self._inner: Tensor | None = None
         self._draws: Tensor | None = None
         shape = projector.projected_shape(base) if mean is None else mean.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=False)
 
     @property
-    def _laws(self) -> CensoredMarginals | None:
+    def _laws(self) -> Marginals | None:
         """The clipped marginals, computed on demand: draws do not need them."""
         if self._closed is not None and self._clipped is None:
-            rule = self.projector.mean_field if self._closed == "mean-field" else None
             with no_autocast(self.base.loc):
-                self._clipped = self.projector.censored(self.base) if rule is None else rule.laws(self.base)
+                if self._closed == "mean-field":
+                    rule = next(rule for rule in self.projector.mean_field if rule.fits(self.base))
+                    self._clipped = rule.laws(self.base)
+                else:
+                    self._clipped = self.projector.censored(self.base)
         return self._clipped
 
     @property
@@ -97,7 +100,12 @@ class Projected(td.Distribution):
 
     @property
     def feasible(self) -> bool:
-        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``."""
+        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``.
+
+        Of a correction, also whether every draw is feasible by design.
+        """
+        if not self.projector.guaranteed:
+            return False
         if not self.policy.approximate:
             return True
         if not checking():  # a graph cannot tell
@@ -116,15 +124,19 @@ class Projected(td.Distribution):
         if self._means is None:
             return cast(Tensor, self._point)
         if self._inner is None:
-            self._inner = self._inside(self._means)
+            self._inner = feasible_mean(self._means, self.base.loc, self.constraint, self.projector, self.policy)
         return self._inner
 
-    def _censored_mean(self, laws: CensoredMarginals) -> Tensor:
+    def _censored_mean(self, laws: Marginals) -> Tensor:
         """The mean of the clipped marginals, projected if the set has more than bounds."""
         if self._closed == "censored" and not self.projector.has_equalities:
             return laws.mean
         with no_autocast(laws.mean):
-            return self.policy.solved(self.projector, laws.mean).value
+            solution = self.policy.solved(self.projector, laws.mean)
+        lost = ~solution.stats.converged
+        if self.policy.approximate or not checking() or not bool(lost.any()):
+            return solution.value
+        return blanked(solution.value, lost)
 
     @property
     def tangent(self) -> Differential:
@@ -211,7 +223,7 @@ class Projected(td.Distribution):
         z = self.base.rsample(sample_shape, generator)
         with no_autocast(z):
             solution = self.projector.solve(z)
-        if not checking() or bool(solution.stats.converged.all()):
+        if not checking() or self.policy.as_is or bool(solution.stats.converged.all()):
             if checking() and self.policy.on_failure == "retry":
                 self.policy.failures.add(solution.stats.converged.numel(), 0)
             return solution.value
@@ -243,8 +255,7 @@ class Projected(td.Distribution):
     def _fixed_moments(self) -> None:
         """Find mean and scale of the fixed draws."""
         draws = self.fixed_draws()
-        self._center = mean = draws.mean(0)
-        self._scale = safe_sqrt((draws - mean).square().mean(0) / self.family.unit_variance)
+        self._center, self._scale = moments_of(draws, self.family.unit_variance)
 
     def fixed_draws(self) -> Tensor:
         """Fixed antithetic draws, (S, *batch, n), projected, with pathwise gradients; NaN where that failed."""
@@ -268,18 +279,6 @@ class Projected(td.Distribution):
         """Count draws that were drawn again."""
         self._redrawn += number
         self.policy.failures.redrawn += number
-
-    def _inside(self, mean: Tensor) -> Tensor:
-        """The mean of marginals, projected if the set is not convex; NaN stays NaN."""
-        if not self.projector.local:
-            return mean
-        known = torch.isfinite(mean).all(-1, keepdim=True)
-        with no_autocast(mean):
-            z = torch.where(known, mean, self.base.loc)
-            solution = self.projector.solve(z)
-        converged = solution.stats.converged | ~known.squeeze(-1)  # the others are counted already
-        self.policy.check(replace(solution.stats, converged=converged), self.projector, z)
-        return torch.where(known & solution.stats.converged.unsqueeze(-1), solution.value, torch.nan)
 
     def _handle(self, z: Tensor, solution: Solution, shape: Size, generator: torch.Generator | None) -> Tensor:
         """Treat failed draws according to ``on_failure``."""

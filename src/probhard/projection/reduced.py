@@ -23,12 +23,13 @@ from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.checked import finished, within
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.diagnosis import check_capacity
 from probhard.projection.lifting import joined, lift, shared
 from probhard.projection.merged_rows import independent_rows
 from probhard.projection.parts import Parts
-from probhard.projection.polyhedral import FaceProjector, censored_laws, finished, within
+from probhard.projection.polyhedral import FaceProjector, censored_laws
 from probhard.projection.reduced_tangent import ReducedTangent, on_face
 from probhard.rows.dense import DenseRows
 from probhard.rows.reduction import BatchedReduction, Reduction, SharedReduction
@@ -177,9 +178,7 @@ class ReducedProjector(Projector):
         return censored_laws(self.parts, base, self.weight, self.options)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
-        if isinstance(self.weight, Diagonal):
-            return FaceProjector(self.parts, self.weight, self.options).explain(z, stats)
-        return CoupledProjector(self.parts, self.weight, self.options).explain(z, stats)
+        return self._general.explain(z, stats)
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         rows, reduction = self.rows, self.reduction
@@ -206,13 +205,26 @@ class ReducedProjector(Projector):
         status = sides.steps.reshape(lead), sides.done.reshape(lead)
         solution = finished(self.parts, z, u, tangent, *status)
         fine = solution.stats.residual <= ACCURATE * TOLERANCE[z.dtype]
-        if bool(fine.all()):
+        if bool((fine & solution.stats.converged).all()):
             return solution
         with torch.no_grad():  # once more from u, whose numbers may be much smaller than those of z
             again = reduction.nearest(u, rows.right)
             again = self._placed(again - reduction.push(active.solve(reduction.image(again) - bound)), point, side)
             shift = torch.where(fine.unsqueeze(-1), 0.0, again - u)
-        return finished(self.parts, z, u + shift, tangent, *status)
+        return self._or_other(z, finished(self.parts, z, u + shift, tangent, *status))
+
+    def _or_other(self, z: Tensor, solution: Solution) -> Solution:
+        """The solution, or that of all rows with their auxiliary variables where only this one converges."""
+        converged = solution.stats.converged
+        if bool(converged.all()):
+            return solution
+        other = self._general.solve(z)
+        return other if bool((other.stats.converged | ~converged).all()) else solution
+
+    @property
+    def _general(self) -> Projector:
+        make = FaceProjector if isinstance(self.weight, Diagonal) else CoupledProjector
+        return make(self.parts, self.weight, self.options)  # type: ignore[arg-type]
 
     @cached_property
     def trained(self) -> Tensor | None:

@@ -10,7 +10,8 @@ side, one above the upper bound on the other; between them it is free. Unchanged
 
 Held variables keep a tiny weight. Rows without a free variable then stay regular and release the right ones. Elements
 that do not settle continue from the sides of ``interior_point``. If sides cycle, only the last variable that asks for
-another side gets it (Murty's rule, which cannot cycle). ``forest`` runs the same iteration on trees.
+another side gets it (Murty's rule, which cannot cycle). ``forest`` runs the same iteration on trees. What is left goes
+to ``least_distance``, element by element.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.numerics import TINY
-from probhard.solvers import forest
+from probhard.solvers import forest, least_distance
 from probhard.solvers.interior_point import central
 from probhard.solvers.quadratic import HELD, NEAR, Faces, QuadraticProblem
 
@@ -47,7 +48,12 @@ def solve(problem: QuadraticProblem, side: Tensor | None = None) -> Faces:
     if bool(faces.done.all()):
         return faces
     left = faces.unfinished
-    return faces.placed(left, _from_inside(problem.select(left)))
+    faces = faces.placed(left, _from_inside(problem.select(left)))
+    left = faces.unfinished
+    if len(left):
+        other = least_distance.solve(problem.select(left))
+        faces = faces.placed(left, other.kept(other.done, faces.take(left)))
+    return faces
 
 
 def _from_inside(problem: QuadraticProblem) -> Faces:

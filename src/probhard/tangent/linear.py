@@ -28,6 +28,7 @@ from probhard.tangent.base import Differential
 from probhard.tangent.few_rows import FEW_ROWS, factor_variance, few_rows_variance
 from probhard.tangent.functionals import structured_variance
 
+RANGE = 1e15  # weights in float32 beyond it, or below its inverse, are solved in float64
 DENSE_NUMBERS = 50_000_000  # up to this many numbers in W A^T, correlated weights are solved by a dense factor
 
 
@@ -198,7 +199,8 @@ class DiagonalTangent(Tangent):
     def __init__(self, system: LinearSystem, weight: Diagonal) -> None:
         assert system.core is not None
         variance = weight.variance
-        like = variance.new_empty(0, dtype=torch.float64 if system.core.double else variance.dtype)
+        double = system.core.double or _leaves_range(system.core, variance)
+        like = variance.new_empty(0, dtype=torch.float64 if double else variance.dtype)
         self.given = weight
         self.system = system.at(like)
         assert self.system.core is not None
@@ -257,6 +259,18 @@ class DiagonalTangent(Tangent):
                 return own + factor_variance(self, cov)
             return few_rows_variance(self, cov)
         return self._root_variance(cov)
+
+
+def _leaves_range(core: Structure, variance: Tensor) -> bool:
+    """Whether ``(A W A^T)^2``, which derivatives divide by, leaves the range of float32."""
+    if variance.dtype != torch.float32 or not variance.numel() or not checking():
+        return False
+    with torch.no_grad():
+        low, high = variance.aminmax()
+        rows = core.at(variance).magnitude(variance.new_ones(core.variables))
+        least, most = high * rows.amin().square(), high * rows.amax().square()
+        outside = torch.stack([most > RANGE, least < 1 / RANGE, (low > 0) & (low < 1 / RANGE), high > RANGE])
+        return bool(outside.any())
 
 
 class PinnedTangent(Tangent):

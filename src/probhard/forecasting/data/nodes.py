@@ -196,6 +196,9 @@ def named_hierarchy(S: Any, tags: Mapping[str, Sequence[str]] | None, id_col: st
     else:
         return Hierarchy.from_tags(tags, S) if tags is not None else Hierarchy(S)
     position, bottoms = {row: i for i, row in enumerate(rows)}, set(columns)
+    if len(position) < len(rows):
+        twice = next(row for row in rows if rows.count(row) > 1)
+        raise ParameterError(f"S has more than one row {twice!r}.", "Only one can be its sum.", "Drop the others.")
     absent = [column for column in columns if column not in position]
     if absent:
         raise ParameterError(

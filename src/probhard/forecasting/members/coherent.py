@@ -3,7 +3,7 @@
     law:     x_h ~ N(mean_h, D_h C D_h),          D_h: base deviations, C: shrunk correlation of one-step errors
     scales:  D_h -> c_level D_h,                  one factor for the top, the middle and the bottom of the hierarchy
     metric:  (g, r, s) of ``learned``,            by the CRPS of the projected law on past windows
-    steps:   cov(x_h, x_k) ~ rho^|h-k|,           by the CRPS of sums over the horizon of the projected law
+    steps:   cov(x_h, x_k) ~ rho^|h-k|,           by the CRPS of sums over the horizon (``members.steps``)
     paths:   P_h x_h,                             coherent
 
 All numbers are fitted on past windows only, in this order, and shrunk as windows get few: scales to 1, the metric to
@@ -26,22 +26,15 @@ from probhard.calibration import best_factor
 from probhard.constraints import Hierarchy
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import MemberForecast
+from probhard.forecasting.members.steps import fit_steps
 from probhard.forecasting.models import spread
 from probhard.forecasting.models.classical import BaseForecast
-from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw, step_root
-from probhard.forecasting.reconciliation.learned import (
-    MetricWeights,
-    PastForecast,
-    learn_metric,
-    project_law,
-    projected_moments,
-)
+from probhard.forecasting.reconciliation.joint_law import PathLaw
+from probhard.forecasting.reconciliation.learned import MetricWeights, PastForecast, learn_metric, project_law
 from probhard.laws import Diagonal, LocationScale
 from probhard.score import crps
 
 FEW = 3.0  # windows at which scales are halfway between 1 and their best
-RHOS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 0.995)  # candidates for the correlation of steps
-FEW_STEPS = 7  # of very many series
 RECENT, FEWEST, SMALLEST = 60, 8, 0.1  # rows of recent errors, least number of them, and least factor
 
 
@@ -52,12 +45,15 @@ class Tuned:
     Args:
         scales: Factors on the deviations of the top, middle and bottom levels; of all, for paths drawn jointly.
         metric: The metric of its projection; None for paths drawn jointly.
-        rho: Correlation of successive steps; None takes what the member's deviations and errors imply.
+        rho: Correlation of successive steps, of what series do together; None takes what the member's deviations and
+            errors imply.
+        own_rho: The same for what each series does alone.
     """
 
     scales: tuple[float, ...]
     metric: MetricWeights | None
     rho: float | None = None
+    own_rho: float | None = None
 
     def sentence(self, name: str) -> str:
         """Explain the numbers in a sentence."""
@@ -69,8 +65,14 @@ class Tuned:
             f"{name}: deviations times {top:.2f} (top), {middle:.2f} (middle), {bottom:.2f} (bottom); projected with "
             f"weights spread^{2 * metric.exponent:.2g} (0 is OLS, 2 is MinT), correlation of errors "
             f"{metric.correlation:.2g} of 1, structural weights {metric.structural:.2g} of 1"
-            f"{'' if self.rho is None else f'; successive steps correlated by {self.rho:.2g}'}."
+            f"{self._steps()}."
         )
+
+    def _steps(self) -> str:
+        if self.rho is None:
+            return ""
+        own = "" if self.own_rho is None else f" where series move together, by {self.own_rho:.2g} alone"
+        return f"; successive steps correlated by {self.rho:.2g}{own}"
 
 
 @dataclass(frozen=True)
@@ -181,46 +183,11 @@ def tune(made: MemberForecast, targets: Sequence[np.ndarray], recipe: Recipe) ->
     if metric is None:
         windows = [PastForecast(law, torch.from_numpy(y)) for law, y in zip(laws, targets)]
         metric = learn_metric(windows, made.bases[-1].data.hierarchy)
-    rho = None
+    steps = None
     if recipe.steps and count and len(targets[0]) > 1:
-        rho = fit_rho(laws, targets, metric, made.bases[-1].data.hierarchy)
-    return Tuned(scales, metric, rho)
-
-
-def fit_rho(
-    laws: Sequence[PathLaw], targets: Sequence[np.ndarray], metric: MetricWeights, hierarchy: Hierarchy
-) -> float | None:
-    """Fit the correlation of successive steps by the CRPS of sums over the horizon.
-
-    A sum has the deviation ``sqrt(sum_hk rho^|h-k| s_h s_k)`` with the projected deviations s.
-
-    Args:
-        laws: Base laws of past windows.
-        targets: What was observed there, (H, n) each.
-        metric: The metric of the projection.
-        hierarchy: The sums over nodes.
-
-    Returns:
-        The correlation, between the best one and the mean of those of the laws; None without complete sums.
-    """
-    apart = -(-len(targets[0]) // FEW_STEPS) if hierarchy.nodes > LARGE else 1
-    chosen = slice(None, None, apart)  # sums over every step, or over some of them for very many series
-    laws, targets = [law.at(chosen) for law in laws], [target[chosen] for target in targets]
-    moments = [projected_moments(law, metric, hierarchy) for law in laws]
-    mean = torch.stack([one[0].sum(0) for one in moments])  # (windows, n)
-    y = torch.stack([torch.from_numpy(target).sum(0) for target in targets])
-    seen = ~y.isnan()
-    if not bool(seen.any()):
-        return None
-    stddev = torch.stack([one[1] for one in moments])  # (windows, H, n)
-    losses = []
-    for rho in RHOS:
-        root = step_root(stddev.shape[1], rho**apart)
-        spread_of_sums = torch.einsum("hk,whn->wkn", root, stddev).square().sum(1).sqrt()
-        losses.append(_loss(mean[seen], spread_of_sums[seen], y[seen], 1.0))
-    best, prior = RHOS[int(np.argmin(losses))], float(np.mean([law.rho for law in laws]))
-    share = len(laws) / (len(laws) + FEW)
-    return float(1 - (1 - best) ** share * (1 - min(prior, RHOS[-1])) ** (1 - share))
+        data = made.bases[-1].data
+        steps = fit_steps(laws, targets, metric, data.hierarchy, groups(data))
+    return Tuned(scales, metric, *(steps or (None, None)))
 
 
 def coherent_draws(
@@ -245,6 +212,6 @@ def coherent_draws(
         chosen = np.random.default_rng(seed).choice(len(draws), samples, replace=samples > len(draws))
         return spread.widened(draws, tuned.scales[0])[chosen]
     law = law_of(made.bases[at], tuned.scales, recipe.correlation)
-    law = law if tuned.rho is None else replace(law, rho=tuned.rho)
+    law = law if tuned.rho is None else replace(law, rho=tuned.rho, own_rho=tuned.own_rho)
     drawn: Tensor = project_law(law, tuned.metric or MetricWeights(), hierarchy, samples, seed)
     return drawn.numpy()

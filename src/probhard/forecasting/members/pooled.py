@@ -159,6 +159,7 @@ class PooledForecast:
                     "scales": list(one.scales),
                     "metric": None if one.metric is None else vars(one.metric),
                     "rho": one.rho,
+                    "own_rho": one.own_rho,
                 }
                 for name, one in tuned.members.items()
             },

@@ -88,7 +88,10 @@ def read_pool(
     learned = content["learned"]
     tuned = {
         name: Tuned(
-            tuple(one["scales"]), None if one["metric"] is None else MetricWeights(**one["metric"]), one.get("rho")
+            tuple(one["scales"]),
+            None if one["metric"] is None else MetricWeights(**one["metric"]),
+            one.get("rho"),
+            one.get("own_rho"),
         )
         for name, one in learned["members"].items()
     }

@@ -2,9 +2,9 @@
 
     w_1 = e_1,      w_h = rho w_(h-1) + sqrt(1 - rho^2) e_h,      x_h = P_h (mean_h + s_h R w_h),
 
-with independent noise e_h of S paths and the root R of the correlation of series. That is the law of ``PathLaw``: the
-noise of the last step is all that a step needs of the earlier ones. Weights, factor and bounds act on the draws of one
-step, and so do means and quantiles. Only S numbers for each series are kept, not S times H.
+with independent noise e_h of S paths, rho of what series share or of each alone, and the root R of their correlation.
+That is the law of ``PathLaw``: the noise of the last step is all that a step needs of the earlier ones. Weights, factor
+and bounds act on the draws of one step, and so do means and quantiles. Only S numbers for each series are kept, not S H.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _member_steps(
             yield spread.widened(draws[:, step], tuned.scales[0])[chosen]
         return
     law = law_of(made.bases[-1], tuned.scales, recipe.correlation)
-    law = law if tuned.rho is None else replace(law, rho=tuned.rho)
+    law = law if tuned.rho is None else replace(law, rho=tuned.rho, own_rho=tuned.own_rho)
     yield from projected_steps(law.at(slice(0, horizon)), tuned.metric or MetricWeights(), hierarchy, samples, seed)
 
 
@@ -132,14 +132,16 @@ def projected_steps(
     right = torch.zeros(hierarchy.aggregates, dtype=torch.float64)
     nodes, correlation = law.mean.shape[-1], law.correlation
     state = torch.zeros(samples, nodes if correlation is None else correlation.root_size, dtype=torch.float64)
+    rho = torch.full(state.shape[1:], law.rho, dtype=torch.float64)
+    rho[:nodes] = law.rho if law.own_rho is None else law.own_rho
     rows = max(1, NOISE_NUMBERS // nodes)  # paths at a time
     for step in range(len(law.mean)):
-        rho, now = law.rho if step else 0.0, law.at(slice(step, step + 1))
+        now, keep = law.at(slice(step, step + 1)), rho if step else 0.0 * rho
         ((_, tangent),) = tangents(now, weights, hierarchy)
         drawn = torch.empty(samples, nodes, dtype=torch.float64)
         for noise, part in zip(state.split(rows), drawn.split(rows)):
             fresh = torch.randn(noise.shape, generator=generator, dtype=torch.float64)
-            noise.mul_(rho).add_(fresh, alpha=(1 - rho**2) ** 0.5)
+            noise.mul_(keep).add_(fresh.mul_((1 - keep.square()).sqrt()))
             points = now.mean + now.stddev * (noise if correlation is None else correlation.root(noise))
             part.copy_(tangent.project(points[:, None], right)[:, 0])
         yield drawn.numpy()

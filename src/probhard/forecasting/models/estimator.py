@@ -17,6 +17,7 @@ from probhard.constraints.hierarchy import Hierarchy
 from probhard.errors import MissingExtraError, ParameterError, ShapeError, check_choice
 from probhard.forecasting.data.seasons import CYCLES, default_lags, default_time_features, period_frequency
 from probhard.forecasting.models.network import DeepVAR
+from probhard.forecasting.models.size import check_size
 from probhard.forecasting.models.windows import Layout, RandomWindows, Window, Windows, last_windows
 from probhard.laws.family import NORMAL, Family
 from probhard.method import NOTHING, Method, as_method
@@ -78,6 +79,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
     ) -> None:
         super().__init__(trainer_kwargs={})
         self.trainer_kwargs: dict[str, Any] = {**TRAINER, **(trainer_kwargs or {})}
+        self._lags_given = lags_seq is not None
         lags = default_lags(freq) if lags_seq is None else tuple(map(int, lags_seq))
         cycles = default_time_features(freq) if time_features is None else tuple(time_features)
         _check(prediction_length, lags, cycles, context_length)
@@ -135,6 +137,7 @@ class DeepVAREstimator(PyTorchLightningEstimator):
         Raises:
             ProbhardError: If the entries do not fit each other or the constraint, or are too short.
         """
+        check_size(training_data, self.layout, self.batch_size, self.network_options, self._lags_given)
         self._windows = Windows(training_data, self.layout)
         expected = self.constraint.variables
         if expected is not None and expected != self._windows.variables:

@@ -3,7 +3,8 @@
     x_h = mean_h + s_h w_h,      cov(w_h, w_k) = rho^|h-k| C,      h = 1, ..., H,
 
 with the means and deviations s_h of every series, the correlation ``C = diag(d) + F F^T`` of errors and one number rho.
-Independent series have C = I. No n x n matrix is formed.
+Independent series have C = I. No n x n matrix is formed. What series do alone may be forgotten faster than what they do
+together: with two numbers, ``cov(w_h, w_k) = rho_own^|h-k| diag(d) + rho^|h-k| F F^T``.
 
 Without past windows, rho is read from the growth of the deviations. If the error of step h is a sum of h innovations,
 ``e_h = sum_{j<h} psi_j eps_{h-j}``, then ``psi_j^2 = s_{j+1}^2 - s_j^2`` (``psi_0 = s_1``) and
@@ -42,6 +43,7 @@ class PathLaw:
         stddev: (H, n), >= 0.
         correlation: C, (n,); None for independent series.
         rho: Correlation of two successive steps, in [0, 1].
+        own_rho: The same for the noise of each series alone; None if it is rho.
 
     Raises:
         ShapeError: If shapes differ.
@@ -52,6 +54,7 @@ class PathLaw:
     stddev: Tensor
     correlation: Factored | None = None
     rho: float = 0.0
+    own_rho: float | None = None
 
     def __post_init__(self) -> None:
         mean, stddev = (torch.as_tensor(x, dtype=torch.float64) for x in (self.mean, self.stddev))
@@ -64,9 +67,10 @@ class PathLaw:
                 "Pass (H, n) for both, and a correlation of n series.",
             )
         bad = ~(mean.isfinite() & stddev.isfinite() & (stddev >= 0))
-        if bool(bad.any()) or not 0 <= self.rho <= 1:
+        if bool(bad.any()) or not all(0 <= x <= 1 for x in (self.rho, self.own_rho or 0.0)):
             raise ParameterError(
-                f"{int(bad.sum())} means or deviations are NaN, infinite or negative, and rho is {self.rho}.",
+                f"{int(bad.sum())} means or deviations are NaN, infinite or negative, rho is {self.rho} and own_rho "
+                f"{self.own_rho}.",
                 "They define a normal law.",
                 "Fill in missing forecasts; rho is a correlation from 0 to 1.",
             )
@@ -108,7 +112,7 @@ class PathLaw:
         """
         generator = torch.Generator().manual_seed(seed)
         (steps, nodes) = self.mean.shape
-        drawn = path_noise((samples, steps, nodes), self.correlation, self.rho, generator)
+        drawn = path_noise((samples, steps, nodes), self.correlation, self.rho, generator, self.own_rho)
         return drawn.mul_(self.stddev)
 
     def draws(self, samples: int, seed: int) -> Tensor:
@@ -122,7 +126,11 @@ class PathLaw:
 
 
 def path_noise(
-    shape: tuple[int, int, int], correlation: Factored | None, rho: float, generator: torch.Generator
+    shape: tuple[int, int, int],
+    correlation: Factored | None,
+    rho: float,
+    generator: torch.Generator,
+    own_rho: float | None = None,
 ) -> Tensor:
     """Draw standard normal noise w, correlated across series and steps.
 
@@ -131,16 +139,18 @@ def path_noise(
         correlation: C, (n,), with unit diagonal; None for the identity.
         rho: Correlation of two successive steps.
         generator: Source of the noise.
+        own_rho: The same for the noise of each series alone; None if it is rho.
 
     Returns:
         Noise, (S, H, n), in float64.
     """
     samples, steps, nodes = shape
     size = nodes if correlation is None else correlation.root_size
-    root = step_root(steps, rho)
+    shared, own = step_root(steps, rho), step_root(steps, rho if own_rho is None else own_rho)
     drawn = torch.empty(shape, dtype=torch.float64)
     for part in drawn.split(max(1, NOISE_NUMBERS // (steps * size))) if samples else ():
-        noise = root @ torch.randn(len(part), steps, size, generator=generator, dtype=torch.float64)
+        noise = torch.randn(len(part), steps, size, generator=generator, dtype=torch.float64)
+        noise = torch.cat([own @ noise[..., :nodes], shared @ noise[..., nodes:]], -1)
         part.copy_(noise if correlation is None else correlation.root(noise))
     return drawn
 

@@ -42,6 +42,7 @@ from probhard.score import crps
 from probhard.tangent.linear import Tangent, tangent_of
 
 STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
+NEAR_STRENGTH = 4.0  # the same where one forecast is reconciled and nothing is pooled
 STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
 LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1
@@ -100,6 +101,9 @@ class MetricWeights:
         return Identity.like(stddev)
 
 
+NEAR = MetricWeights(1.0, 0.75)  # the best fixed metric on those windows
+
+
 @dataclass(frozen=True, eq=False)
 class PastForecast:
     """A forecast whose window is over.
@@ -127,7 +131,7 @@ class PastForecast:
 
 
 def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samples: int, seed: int) -> Tensor:
-    """Draw coherent paths from a base law.
+    """Draw coherent paths from a base law, (S, H, n), in float64.
 
     Args:
         law: The base law, (H, n).
@@ -135,9 +139,6 @@ def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samp
         hierarchy: The sums.
         samples: Number of paths S.
         seed: Seed of the noise.
-
-    Returns:
-        Paths, (S, H, n), in float64.
     """
     draws = law.draws(samples, seed)
     for steps, tangent in tangents(law, weights, hierarchy):
@@ -146,15 +147,12 @@ def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samp
 
 
 def projected_moments(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy) -> tuple[Tensor, Tensor]:
-    """Means and deviations of the projected law, in closed form.
+    """Means ``P_h mean_h`` and deviations, roots of ``diag(P_h Sigma_h P_h^T)``, of the projected law, (H, n) each.
 
     Args:
         law: The base law, (H, n).
         weights: The metric.
         hierarchy: The sums.
-
-    Returns:
-        ``P_h mean_h`` and the roots of ``diag(P_h Sigma_h P_h^T)``, (H, n) each.
     """
     mean, variance = torch.empty_like(law.mean), torch.empty_like(law.mean)
     for steps, tangent in tangents(law, weights, hierarchy):
@@ -206,11 +204,12 @@ def learn_reconciliation(
     Args:
         windows: Past forecasts.
         hierarchy: The sums.
-        prior: The metric that few windows are drawn to.
+        prior: The metric that few windows are drawn to; by default ``NEAR``.
     """
-    start = learn_scale(windows, MetricWeights() if prior is None else prior, hierarchy)
+    prior = NEAR if prior is None else prior
+    start = learn_scale(windows, prior, hierarchy)
     scaled = [replace(window, law=replace(window.law, stddev=start * window.law.stddev)) for window in windows]
-    weights = learn_metric(scaled, hierarchy, prior)
+    weights = learn_metric(scaled, hierarchy, prior, NEAR_STRENGTH)
     return weights, learn_scale(windows, weights, hierarchy)
 
 

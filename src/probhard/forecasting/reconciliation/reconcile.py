@@ -9,7 +9,7 @@ A feasible u adds up and obeys the bounds and fixed values. The weight ``W = Q^-
 
 | metric     | weight W                                                                                   |
 |------------|--------------------------------------------------------------------------------------------|
-| middle     | half-way between orthogonal and oblique, the default where spreads are known                |
+| middle     | between the others, the default where spreads are known: (1, .75) with errors, else (.5, 0) |
 | oblique    | the covariance of the errors, scaled to the spreads; without errors the spreads squared     |
 | orthogonal | I, as MinT's ols                                                                           |
 | structural | diag(|S| 1), as MinT's wls_struct, the default for means alone                              |
@@ -33,7 +33,7 @@ from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_c
 from probhard.forecasting.reconciliation.dependence import COVARIANCES
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.joint_law import floored
-from probhard.forecasting.reconciliation.learned import MetricWeights
+from probhard.forecasting.reconciliation.learned import NEAR, MetricWeights
 from probhard.forecasting.reconciliation.result import Reconciled, mean_of_feasible
 from probhard.laws import Diagonal, LocationScale, LowRank
 from probhard.metric import DiagonalMetric, LowRankMetric
@@ -42,7 +42,7 @@ from probhard.projection.layer import DPPL
 __all__ = ["CHUNK", "METRICS", "Reconciled", "Reconciliation", "everywhere"]
 
 METRICS = ("middle", "oblique", "orthogonal", "structural")
-MIDDLE = {True: MetricWeights(0.5, 0.5), False: MetricWeights(0.5, 0.0)}  # with and without past errors
+MIDDLE = {True: NEAR, False: MetricWeights(0.5, 0.0)}  # with and without past errors, chosen on past windows
 CHUNK = 2_000_000  # numbers per projection, to bound the memory
 
 

@@ -1,0 +1,1 @@
+"""Parts of ``probhard.comparison``: rows, their frame and their picture."""
