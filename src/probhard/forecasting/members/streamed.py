@@ -4,7 +4,7 @@
 
 with independent noise e_h of S paths, rho of what series share or of each alone, and the root R of their correlation.
 That is the law of ``PathLaw``: the noise of the last step is all that a step needs of the earlier ones. Weights, factor
-and bounds act on the draws of one step, and so do means and quantiles. Only S numbers for each series are kept, not S H.
+and bounds act on the draws of one step, and so do means and quantiles. Only S numbers are kept for a series, not S H.
 """
 
 from __future__ import annotations
