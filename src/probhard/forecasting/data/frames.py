@@ -101,7 +101,9 @@ def from_frame(
             "The frequency was inferred from stamps that are not evenly spaced.",
             "Pass freq=... ('freq: M' in YAML), or on_gap='zero' if nothing happened in between.",
         )
-    values = _pivot(labels, series, index.get_indexer(periods)[when], targets, hierarchy, index, on_gap)
+    values = _pivot(
+        labels, series, index.get_indexer(periods).astype(np.int32)[when], targets, hierarchy, index, on_gap
+    )
     if nonnegative and (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
         raise ParameterError(
@@ -215,7 +217,7 @@ def _pivot(
             "Its values would be lost.",
             "Add it to S or tags, or leave out its rows.",
         )
-    column = np.array([position[label] for label in labels])[series]
+    column = np.array([position[label] for label in labels], dtype=np.int32)[series]
     if (row < 0).any():  # no target after the last row
         row, column, values = (x[row >= 0] for x in (row, column, values))
     count = np.zeros((len(index), hierarchy.variables), dtype=np.int32)

@@ -96,11 +96,11 @@ class Rows:
     @classmethod
     def of(cls, table: Any, columns: Sequence[str]) -> Rows:
         """Number the different values of some columns; no texts are made of rows."""
-        which, size = np.zeros(len(table), dtype=np.int64), 1
+        which, size = np.zeros(len(table), dtype=np.int32), 1
         for name in columns:
             codes = _codes(table.get_column(name))
             span = int(codes.max(initial=0)) + 1
-            which, size = _dense(which * span + codes, size * span)
+            which, size = _dense(which.astype(np.int64) * span + codes, size * span)
         first = np.zeros(size, dtype=np.int64)
         first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
         return cls(first, which)
@@ -119,10 +119,10 @@ def _dense(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
     """Renumber codes below ``size`` without gaps; return them with their number."""
     if size > max(LOOKED_UP, 4 * len(codes)):
         found, codes = np.unique(codes, return_inverse=True)
-        return codes.reshape(-1), len(found)
+        return codes.reshape(-1).astype(np.int32), len(found)
     seen = np.zeros(size, dtype=bool)
     seen[codes] = True
-    number = np.cumsum(seen) - 1
+    number = np.cumsum(seen, dtype=np.int32) - 1
     return number[codes], int(number[-1]) + 1
 
 
