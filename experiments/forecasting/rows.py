@@ -46,7 +46,7 @@ TRAINED: dict[str, dict[str, Method]] = {  # trained networks, and the rows that
 ROLLED = ("base", "probhard-or", "probhard-ob", "hier-e2e")
 NAIVE = ("last-value", "seasonal-naive", "seasonal-bootstrap")
 CLASSICAL = tuple(f"{model}-{row}" for model in classical.MODELS for row in classical.ROWS)
-POOL = "probhard-pool"
+POOL, DEFAULT = "probhard-pool", "probhard-default"
 POOLED: dict[str, tuple[Method, str]] = {  # networks of the pool: their method and the scaling of series
     "probhard-or": (METHODS["probhard-or"], "mean"),
     "probhard-or, centred": (METHODS["probhard-or"], "centre"),

@@ -4,8 +4,9 @@ There are two windows. ``paper`` is one forecast of the last H rows. ``rolling``
 same rows. Networks are trained once, before the first origin; classical rows are fitted at every origin. A line is one
 (data set, method, seed, window, origin).
 
-``probhard-pool`` mixes one list of members for all data sets. Its weights are fitted on the windows before the first
-origin. Its draws are coherent and non-negative.
+``probhard-default`` is the default of ``HierarchicalForecaster``, in the paper's window only: the rolling table has its
+own rows. ``probhard-pool`` mixes one list of members for all data sets, with weights fitted on the windows before the
+first origin. Its draws are coherent and non-negative.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from experiments.forecasting.rows import (
     DATASETS,
+    DEFAULT,
     KEYS,
     NAIVE,
     POOL,
@@ -41,6 +43,8 @@ from probhard._util.atomic import replacing
 from probhard.errors import check_choices
 from probhard.forecasting.data.datasets import load
 from probhard.forecasting.data.table import HierarchicalData
+from probhard.forecasting.members.catalogue import default_models, named_member
+from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.models import baselines, classical, pool
 from probhard.forecasting.report.evaluation import evaluate
 from probhard.method import Method
@@ -94,8 +98,8 @@ class Job:
         """Names of the rows that it gives."""
         if self.kind == "naive":
             return NAIVE
-        if self.kind == POOL:
-            return (POOL,)
+        if self.kind in (POOL, DEFAULT):
+            return (self.kind,)
         if self.kind in classical.MODELS:
             rows = [row for row in classical.ROWS if row != "permbu-mint" or self.dataset in TREELIKE]
             return tuple(f"{self.kind}-{row}" for row in rows)
@@ -110,6 +114,8 @@ class Job:
         lines, places = [], origins(self.dataset, self.window, len(self._numbers()))
         if self.kind in TRAINED:
             forecasts = self._neural(places, progress)
+        elif self.kind == DEFAULT:
+            forecasts = self._default(places, folder.parent / "fits")
         elif self.kind == POOL:
             forecasts = self._pool(places, folder.parent / "fits", progress)
         else:
@@ -148,6 +154,16 @@ class Job:
         with replacing(path) as partial, partial.open("wb") as file:
             np.savez(file, mean=made.mean, stddev=made.stddev, fitted=made.fitted, seconds=seconds)
         return made, seconds
+
+    def _default(self, places: Sequence[Origin], fits: Path) -> Iterator[Forecast]:
+        """The default members, tuned on the windows before each place."""
+        for place in places:
+            started, horizon = time.process_time(), len(place.future.index)
+            members = [named_member(name, place.known) for name in default_models(place.known)]
+            fit = PooledForecast.fit(members, place.known, horizon, folder=fits)
+            draws = fit.sample(place.known, SAMPLES, self.seed)
+            about = {"weights": fit.tuned.weights, "seconds": time.process_time() - started}
+            yield place, DEFAULT, draws, about
 
     def _pool(self, places: Sequence[Origin], fits: Path, progress: bool) -> Iterator[Forecast]:
         """The pool: members at every place, weighted on the windows before the first."""
@@ -277,14 +293,14 @@ def grid(
         rolling_seeds: How many seeds the rolling window uses.
         quick: Train one epoch of a few batches.
     """
-    known = ("naive", *TRAINED, *classical.MODELS, POOL)
+    known = ("naive", *TRAINED, *classical.MODELS, POOL, DEFAULT)
     check_choices("method", kinds, known)
     check_choices("window", windows, ("paper", "rolling"))
     check_choices("data set", datasets, DATASETS)
     jobs: list[Unit] = []
     for window in windows:
         for kind in kinds or known:
-            if window == "rolling" and kind in TRAINED and kind not in ROLLED:
+            if window == "rolling" and (kind == DEFAULT or (kind in TRAINED and kind not in ROLLED)):
                 continue
             count = len(seeds) if window == "paper" else rolling_seeds
             drawn = seeds[:count] if kind in TRAINED or kind == POOL else seeds[:1]

@@ -15,7 +15,7 @@ from typing import Any
 from scipy import stats
 
 from experiments import templates
-from experiments.forecasting.rows import CLASSICAL, DATASETS, KEYS, NAIVE, POOL, SETTINGS
+from experiments.forecasting.rows import CLASSICAL, DATASETS, DEFAULT, KEYS, NAIVE, POOL, SETTINGS
 from experiments.grid import Grid
 from experiments.table import Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
@@ -83,7 +83,12 @@ def _behind(lines: Sequence[Line]) -> str:
     best: dict[str, float | None] = dict(zip(DATASETS, BEST))
     base = {dataset: _mean(lines, "base", dataset) for dataset in DATASETS}
     pairs: list[tuple[str, str, Mapping[str, float | None]]]
-    pairs = [(POOL, "best of the paper", best), ("probhard-or", "base", base), ("probhard-ob", "base", base)]
+    pairs = [
+        (DEFAULT, "best of the paper", best),
+        (POOL, "best of the paper", best),
+        ("probhard-or", "base", base),
+        ("probhard-ob", "base", base),
+    ]
     rows = []
     for method, other, bars in pairs:
         own = {dataset: _mean(lines, method, dataset) for dataset in DATASETS}

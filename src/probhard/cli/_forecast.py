@@ -7,9 +7,9 @@ last model is trained on all rows and draws the future. Its draws are projected 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ import typer
 
 from probhard._util.atomic import write_text
 from probhard.cli._certificate import IMPLAUSIBLE, INFEASIBLE, Certificate
-from probhard.cli._forecast_checks import Constraints, certify, check_room, summary
+from probhard.cli._forecast_checks import check_room, summary
 from probhard.cli._forecast_data import is_file, known_note, read_data, read_limits
 from probhard.cli._forecast_options import FORECASTER, ForecastOptions
+from probhard.cli._forecast_paths import Paths
 from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
-from probhard.cli._frames import SUFFIXES, write
+from probhard.cli._frames import SUFFIXES, write, write_parts
 from probhard.cli._outputs import check_certificate, check_writable, seal
 from probhard.cli.demo import INTERRUPTED
 from probhard.errors import ParameterError
@@ -95,6 +96,7 @@ class ForecastRun:
                 (4), or training was stopped (130).
         """
         from probhard.forecasting.forecaster import default_horizon
+        from probhard.forecasting.members.streamed import fits_at_once
         from probhard.forecasting.reconciliation.nixtla import probabilities
         from probhard.forecasting.report.backtest import held_out
         from probhard.forecasting.report.moves import moves_of
@@ -108,6 +110,11 @@ class ForecastRun:
         check_room(data, horizon, options, self.output)
         limits = read_limits(options, data, horizon)
         tests = options["backtest"] and self.saved is None
+        if tests and not fits_at_once(options["num_samples"], horizon, len(data.names)):
+            tests = False
+            self.notes.append(
+                f"No backtest: {options['num_samples']} draws of {len(data.names)} nodes are not kept for past windows."
+            )
         windows = held_out(data, horizon, options["windows"]) if tests else []
         network = self._resolve(windows[0][0] if windows else data)
         typer.echo(
@@ -120,12 +127,9 @@ class ForecastRun:
             typer.echo(tested.table())
             self.notes += [f"{name} was left out: {reason}" for name, reason in tested.left_out.items()]
         model, status = self._trained(model, windows)
-        paths = model.sample(horizon, options["num_samples"])
-        constraints: Constraints = [(np.arange(horizon), model.constraint)]
-        if limits.fixed is not None or data.ended.any() or is_file(options["upper"]):
-            result = limits.apply(paths, data, "flag")
-            paths, constraints = np.asarray(result.draws), result.constraints
-        warnings = unsupported(data, paths)
+        page = Report(data, model.model, options["level"], np.empty((0, horizon, 0)), tested, {}, {})
+        paths = Paths.of(model, data, limits, options, page.charted)
+        warnings = unsupported(data, paths.mean)
         self.notes += [] if model.network_only else model.pool.notes
         self.notes += known_note(data, ["deepvar"] if model.network_only else list(model.weights_))
         for note in [*self.notes, *(warning.sentence for warning in warnings)]:
@@ -135,21 +139,18 @@ class ForecastRun:
         settings = {**self.source, **options, "network": network, "packages": _packages()}
         settings["backtest"] = None if tested is None else tested.record()
         settings["warnings"] = [warning.record() for warning in warnings]
-        certificate = certify(paths, constraints, data, settings)
-        shown = {**options, **network}
-        page = Report(
-            data,
-            model.model,
-            options["level"],
-            paths,
-            tested,
-            certificate.content(),
-            shown,
-            self.notes,
-            [warning.sentence for warning in warnings],
-            model.explanation_,
-            {} if model.network_only else model.weights_,
-            {} if model.network_only else moves_of(model.pool, data, paths, limits.active(data)),
+        certificate = paths.certificate(settings)
+        page = replace(
+            page,
+            draws=paths.charted,
+            certificate=certificate.content(),
+            settings={**options, **network},
+            notes=self.notes,
+            warnings=[warning.sentence for warning in warnings],
+            learned=model.explanation_,
+            weights={} if model.network_only else model.weights_,
+            moves={} if model.network_only else moves_of(model.pool, data, paths.mean, limits.active(data)),
+            drawn=page.charted,
         )
         self._write(model, paths, certificate, page.html())
         typer.echo(summary(certificate, self.output))
@@ -244,32 +245,34 @@ class ForecastRun:
             chosen["upper"] = None
         return HierarchicalForecaster(**chosen, cache=self.output / "fits", **self.network)
 
-    def _write(self, model: HierarchicalForecaster, draws: np.ndarray, certificate: Certificate, page: str) -> None:
+    def _write(self, model: HierarchicalForecaster, paths: Paths, certificate: Certificate, page: str) -> None:
         """Write all files, and remove those of an earlier run, which the certificate does not cover."""
-        from probhard.forecasting.forecaster import summary
-
         self.output.mkdir(parents=True, exist_ok=True)
         (self.output / CERTIFICATE).unlink(missing_ok=True)
         data, suffix = self.data, f".{self.options['format']}"
-        index = data.future(draws.shape[1])
-        columns = summary(draws, model.model, self.options["level"])
+        index = data.future(self.options["horizon"])
         stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
         files = [self.output / f"forecasts{suffix}"]
         keys = key_columns(data, self.options["keys"])
-        table = to_long(columns, data.names, index, place=data.place)
+        table = to_long(paths.columns, data.names, index, place=data.place)
         write(files[0], with_keys(table, keys))
-        if count := self.options["draws"]:
-            written = {str(i): draw for i, draw in enumerate(draws[:count])}
-            wide = to_long(written, data.names, index, place=data.place)
-            long = wide.melt(["unique_id", "ds"], var_name="draw", value_name=model.model)
+        if self.options["draws"]:
             files.append(self.output / f"draws{suffix}")
-            write(files[-1], with_keys(long.astype({"draw": int}), keys))
+            write_parts(files[-1], (with_keys(part, keys) for part in self._draws(paths)))
         for path in stale - set(files):
             path.unlink(missing_ok=True)
         files += [self.output / "model", self.output / "report.html"]
         model.save(files[-2])
         write_text(files[-1], page)
         seal(certificate, self.output / CERTIFICATE, files)
+
+    def _draws(self, paths: Paths) -> Iterator[Any]:
+        """Long frames of the draws that are written, one after the other."""
+        data = self.data
+        for number, draw in paths.draws():
+            part = to_long({paths.model: draw}, data.names, data.future(len(draw)), place=data.place)
+            part.insert(2, "draw", number)
+            yield part
 
 
 def _packages() -> dict[str, str]:

@@ -11,10 +11,10 @@ import torch
 
 from probhard._util.atomic import check_space
 from probhard._util.memory import check_memory
-from probhard.cli._certificate import TOLERANCE, Certificate
+from probhard.cli._certificate import TOLERANCE, Certificate, Extent
 from probhard.constraints import Constraint
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.report.evaluation import CHUNK, incoherence
+from probhard.forecasting.report.evaluation import CHUNK, Incoherence, incoherence
 
 WORKING = 2  # arrays of all draws that a forecast holds at a time
 LINE, COPIES = 60, 20  # bytes of a number as text; copies of the history in fits, the model and the report
@@ -22,36 +22,60 @@ NOTHING_FEASIBLE = {"largest": None, "relative": None, "smallest_draw": None}
 Constraints = list[tuple[np.ndarray, Constraint]]  # groups of steps, each with its constraint
 
 
-def certify(
-    draws: np.ndarray, constraints: Constraints, data: HierarchicalData, setting: dict[str, Any]
-) -> Certificate:
-    """Check every draw (S, H, n), and their mean, against the constraint of its step."""
-    feasible = draws[~np.isnan(draws).any((1, 2))]
-    certificate = Certificate(
-        {
-            **setting,
-            "rows": len(data.index),
-            "nodes": len(data.names),
-            "steps": draws.shape[1],
-            "gaps": int(np.isnan(data.observed[:, data.hierarchy.aggregates :]).sum()),
-            "history": data.mended(),
-            "regressors_used": list(data.feature_names),
-            "levels": {level: len(nodes) for level, nodes in data.levels.items()},
-            "incoherence": vars(incoherence(feasible, data.hierarchy)) if len(feasible) else NOTHING_FEASIBLE,
-        }
-    )
-    points = torch.from_numpy(np.concatenate([draws, draws.mean(0, keepdims=True)]))
-    wrong = torch.full((draws.shape[1],), len(points), dtype=torch.int64)  # of a step without a feasible point
-    for steps, constraint in constraints:
-        wrong[steps] = 0
-        for chunk in points[:, steps].split(max(1, CHUNK // points[0].numel())):
-            relative = certificate.after.add(constraint, chunk, chunk.abs().amax(-1, keepdim=True))
-            wrong[steps] += (~(relative <= TOLERANCE)).sum(0)
-    certificate.after.points = len(points) * len(wrong) - int(wrong.sum())  # the others are counted apart
-    for step in wrong.nonzero()[:, 0].tolist():
-        reason = f"{int(wrong[step])} of {len(points)} draws do not obey the constraints."
-        certificate.flag(int(wrong[step]), field=f"{data.future(draws.shape[1])[step]}", reason=reason)
-    return certificate
+class Checks:
+    """What was found in the draws of n nodes over H steps.
+
+    Args:
+        data: The history.
+        horizon: Number of steps H.
+    """
+
+    def __init__(self, data: HierarchicalData, horizon: int) -> None:
+        self.data, self.after = data, Extent()
+        self.wrong = np.zeros(horizon, dtype=np.int64)  # infeasible points of each step
+        self.points = 0  # of a step
+        self.gap: Incoherence | None = None
+
+    def add(self, steps: slice, draws: np.ndarray, constraints: Constraints) -> None:
+        """Check every draw (S, k, n) of some steps, and their mean, against the constraint of its step."""
+        feasible = draws[~np.isnan(draws).any((1, 2))] if np.isnan(draws).any() else draws
+        if len(feasible):
+            gap, known = incoherence(feasible, self.data.hierarchy), self.gap
+            self.gap = gap if known is None else known.worst(gap)
+        mean = draws.mean(0, keepdims=True)
+        self.points = len(draws) + 1
+        wrong = np.full(draws.shape[1], self.points)  # of a step without a feasible point
+        for group, constraint in constraints:
+            wrong[group] = 0
+            for points in (draws, mean):
+                for chunk in torch.from_numpy(points).split(max(1, CHUNK // points[0].size)):
+                    part = chunk[:, group]
+                    relative = self.after.add(constraint, part, part.abs().amax(-1, keepdim=True))
+                    wrong[group] += (~(relative <= TOLERANCE)).sum(0).numpy()
+        self.wrong[steps] = wrong
+
+    def certificate(self, setting: dict[str, Any]) -> Certificate:
+        """The certificate, with the facts of the run."""
+        data, horizon = self.data, len(self.wrong)
+        certificate = Certificate(
+            {
+                **setting,
+                "rows": len(data.index),
+                "nodes": len(data.names),
+                "steps": horizon,
+                "gaps": int(np.isnan(data.observed[:, data.hierarchy.aggregates :]).sum()),
+                "history": data.mended(),
+                "regressors_used": list(data.feature_names),
+                "levels": {level: len(nodes) for level, nodes in data.levels.items()},
+                "incoherence": NOTHING_FEASIBLE if self.gap is None else vars(self.gap),
+            },
+            after=self.after,
+        )
+        self.after.points = self.points * horizon - int(self.wrong.sum())  # the others are counted apart
+        for step in np.flatnonzero(self.wrong).tolist():
+            reason = f"{int(self.wrong[step])} of {self.points} draws do not obey the constraints."
+            certificate.flag(int(self.wrong[step]), field=f"{data.future(horizon)[step]}", reason=reason)
+        return certificate
 
 
 def check_room(data: HierarchicalData, horizon: int, options: Mapping[str, Any], output: Path) -> None:
@@ -60,9 +84,15 @@ def check_room(data: HierarchicalData, horizon: int, options: Mapping[str, Any],
     Raises:
         ParameterError: There is too little of one.
     """
+    from probhard.forecasting.members import streamed
+
     values, draws, written = len(data.names) * horizon, options["num_samples"], options["draws"] or 0
     fix = "Ask for fewer draws (--draws, or num_samples in the configuration) or a shorter horizon."
-    check_memory(8.0 * WORKING * draws * values, f"{draws} draws of {len(data.names)} nodes over {horizon} steps", fix)
+    if streamed.fits_at_once(draws, horizon, len(data.names)):
+        what = f"{draws} draws of {len(data.names)} nodes over {horizon} steps"
+        check_memory(8.0 * WORKING * draws * values, what, fix)
+    else:
+        streamed.check_memory(draws, len(data.names), written * values)
     lines = values * (2 * len(options["level"]) + 2 + written)
     check_space(output, LINE * lines + COPIES * data.values.nbytes, "A forecast", fix)
 

@@ -6,7 +6,8 @@ import csv
 import importlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ FORMAT_HELP = {  # what a file must be, and what to do if it is not
 SUFFIXES = tuple(FORMAT_HELP)
 SEPARATORS = (",", ";", "\t")
 SNIFFED_LINES = 100  # lines that tell how numbers are written
+LARGE_FILE, TYPED_ROWS = 1 << 28, 10_000  # bytes of a file that is read once, and rows that tell its columns' types
+STR_NA_VALUES = {"", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "n/a", "#N/A"}
 
 
 def read(path: Path, texts: Sequence[str]) -> Any:
@@ -70,6 +73,28 @@ def write(path: Path, frame: Any) -> None:
             engine.DataFrame({name: frame[name].to_list() for name in frame.columns}).write_parquet(partial)
 
 
+def write_parts(path: Path, frames: Iterable[Any]) -> None:
+    """Write pandas frames of the same columns one after the other, as one file, atomically."""
+    if path.suffix != ".csv":
+        engine = _polars()
+        write(path, require("pandas", "A Parquet file").concat(list(frames))) if engine else _row_groups(path, frames)
+        return
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        for number, frame in enumerate(frames):
+            frame.to_csv(file, index=False, header=number == 0)
+
+
+def _row_groups(path: Path, frames: Iterable[Any]) -> None:
+    """Write Parquet with a group of rows for each frame, by pyarrow."""
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    with replacing(path) as partial, ExitStack() as stack:
+        file = None
+        for frame in frames:
+            table = arrow.Table.from_pandas(frame, preserve_index=False)
+            file = stack.enter_context(parquet.ParquetWriter(partial, table.schema)) if file is None else file
+            file.write_table(table)
+
+
 def _csv(path: Path, texts: Sequence[str]) -> Any:
     """Read CSV; separator and decimal mark follow from the first lines."""
     pandas = require("pandas", "Reading a .csv file")
@@ -79,10 +104,28 @@ def _csv(path: Path, texts: Sequence[str]) -> Any:
     _check_titles(path, head[0] if head else "", separator)
     comma = separator != "," and any(re.search(r"\d,\d", line) for line in head)
     options = {"sep": separator, "decimal": "," if comma else ".", "encoding": "utf-8-sig"}
+    if path.stat().st_size > LARGE_FILE:
+        return _large_csv(path, texts, options)
     frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), float_precision="round_trip", **options)
     textual = [name for name in frame.columns if not numeric(frame[name])]
     plain = pandas.read_csv(path, dtype=str, keep_default_na=False, usecols=textual, **options)  # "NA" may be a name
     return frame.assign(**{name: plain[name] for name in textual})
+
+
+def _large_csv(path: Path, texts: Sequence[str], options: dict[str, Any]) -> Any:
+    """Read CSV once, with texts as categories: millions of rows repeat few of them."""
+    pandas = require("pandas", "Reading a .csv file")
+    head = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), nrows=TYPED_ROWS, **options)
+    textual = [name for name in head.columns if name in texts or not numeric(head[name])]
+    numbers = [name for name in head.columns if name not in textual]
+    return pandas.read_csv(
+        path,
+        dtype=dict.fromkeys(textual, "category"),
+        float_precision="round_trip",
+        keep_default_na=False,
+        na_values={name: sorted(STR_NA_VALUES) for name in numbers},  # "NA" may be a name
+        **options,
+    )
 
 
 def _check_titles(path: Path, line: str, separator: str) -> None:
@@ -145,11 +188,40 @@ def _parquet(path: Path) -> Any:
     pandas = require("pandas", "Reading a .parquet file")
     engine = _polars()
     if engine is None:
-        return pandas.read_parquet(path)
+        return _categories(path) if _tall(path) else pandas.read_parquet(path)
     try:
-        return pandas.DataFrame(engine.read_parquet(path).to_dict(as_series=False))
+        table = engine.read_parquet(path)
+        if len(table) > TYPED_ROWS:  # texts as categories, without a Python object for each row
+            return pandas.DataFrame({column.name: _plain_column(column, engine, pandas) for column in table})
+        return pandas.DataFrame(table.to_dict(as_series=False))
     except engine.exceptions.PolarsError as error:
         raise ValueError(str(error)) from error
+
+
+def _tall(path: Path) -> bool:
+    """Whether a Parquet file has many rows."""
+    return importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows > TYPED_ROWS
+
+
+def _categories(path: Path) -> Any:
+    """Read Parquet by pyarrow with texts as categories, without a Python object for each row."""
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    texts = [f.name for f in parquet.read_schema(path) if arrow.types.is_string(f.type) or _large(arrow, f.type)]
+    table = parquet.read_table(path, read_dictionary=texts, use_threads=False)
+    return table.to_pandas(split_blocks=True, self_destruct=True, date_as_object=False)
+
+
+def _large(arrow: Any, kind: Any) -> bool:
+    return bool(arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind))
+
+
+def _plain_column(column: Any, engine: Any, pandas: Any) -> Any:
+    """A column of polars for pandas; texts as categories."""
+    if column.dtype not in (engine.String, engine.Categorical):
+        return column.to_numpy()
+    values = column.drop_nulls().unique().sort().cast(engine.String)
+    codes = column.cast(engine.Enum(values)).to_physical().cast(engine.Int32).fill_null(-1)
+    return pandas.Categorical.from_codes(codes.to_numpy(), values.to_list())
 
 
 def _polars() -> Any:

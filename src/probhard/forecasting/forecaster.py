@@ -11,25 +11,25 @@ Bounds come last: every path is projected onto them. With options of DeepVAR, th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import narwhals as nw
 import numpy as np
-import torch
 
 from probhard.constraints import Constraint
 from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.limits import Limits
+from probhard.forecasting.limits import Limits, by_method
 from probhard.forecasting.members.catalogue import default_models
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.stored import network_of
+from probhard.forecasting.members.streamed import check_memory
 from probhard.forecasting.models.classical import BaseForecast
 from probhard.forecasting.models.defaults import default_horizon, defaults, smooth
 from probhard.forecasting.models.estimator import check_count
@@ -225,10 +225,13 @@ class HierarchicalForecaster:
             A long frame of the fitted frame's library: means and interval ends by node and stamp.
         """
         probabilities(level or ())  # raises before anything is drawn
-        draws, data = self.sample(h), self.data
+        if h is not None:
+            check_count("h", h)
+        data = self.data
         names = {**COLUMNS, **{name: self.reading[name] for name in COLUMNS if name in self.reading}}
-        columns = summary(draws, self.model, level or ())
-        return to_long(columns, data.names, data.future(draws.shape[1]), self.like, data.place, **names)
+        parts = [summary(draws, self.model, level or ()) for _, draws in self.steps(h)]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return to_long(columns, data.names, data.future(len(columns[self.model])), self.like, data.place, **names)
 
     def sample(self, h: int | None = None, num_samples: int | None = None) -> np.ndarray:
         """Draw sample paths of all nodes.
@@ -249,6 +252,22 @@ class HierarchicalForecaster:
             return self._within(fit.sample(data, count, self.seed, h))
         draws = fit.sample(data, h, count)
         return draws if fit.within_bounds else self._within(draws)
+
+    def steps(self, h: int | None = None, num_samples: int | None = None) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield some steps and their draws (S, k, n): all at once up to 1 GB, otherwise one step after the other.
+
+        Raises:
+            ParameterError: If the draws of a single step do not fit into memory; the text says how many do.
+        """
+        data, fit = self._fitted()
+        count = num_samples or self.num_samples
+        if not isinstance(fit, PooledForecast):
+            draws = self.sample(h, count)
+            yield slice(0, draws.shape[1]), draws
+            return
+        check_memory(count, len(data.names))
+        for steps, draws in fit.steps(data, count, self.seed, h):
+            yield steps, self._within(draws)
 
     def plot(self, node: str, h: int | None = None, level: float = 80, ax: Any = None) -> Any:
         """Draw a node's last seasons and its forecast with matplotlib; see ``views.plot``."""
@@ -284,11 +303,7 @@ class HierarchicalForecaster:
             return draws
         if not self.network_only:  # series that have ended stay at 0
             return np.asarray(limits.apply(draws, self.data).draws)
-        step = as_method(self.method).inference
-        layer, bounded = step.layer(), self.nonnegative or self.upper is not None
-        if layer is None or step.linear_only or not bounded:
-            return draws
-        return layer.project_samples(torch.from_numpy(draws), self.constraint).value.numpy()
+        return by_method(as_method(self.method), draws, None if limits.unbounded else self.constraint)
 
     def _read(self, df: Any, reading: Mapping[str, Any]) -> HierarchicalData:
         if isinstance(df, HierarchicalData):

@@ -15,14 +15,16 @@ from typing import Any
 
 import narwhals as nw
 import numpy as np
+import torch
 
-from probhard.constraints import Hierarchy
+from probhard.constraints import Constraint, Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.nodes import check_columns, eager, numbers
 from probhard.forecasting.data.stamps import read_stamps
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.reconcile import Reconciled, Reconciliation
+from probhard.method import Method
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +59,19 @@ class Limits:
         none = bool(np.isnan(fixed).all())
         return Reconciliation(data.hierarchy, "oblique", self.nonnegative, upper, None if none else fixed, on_failure)
 
+    def at(self, steps: slice) -> Limits:
+        """Return the limits of some steps."""
+        upper, fixed = (x[steps] if np.ndim(x) == 2 else x for x in (self.upper, self.fixed))
+        return replace(self, upper=upper, fixed=fixed)
+
     def active(self, data: HierarchicalData) -> bool:
         """Return whether there is anything to obey besides the sums."""
         return self.nonnegative or self.upper is not None or self.fixed is not None or bool(data.ended.any())
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether there are no bounds."""
+        return not self.nonnegative and self.upper is None
 
     def apply(self, draws: np.ndarray, data: HierarchicalData, on_failure: str = "raise") -> Reconciled:
         """Project draws.
@@ -76,6 +88,14 @@ class Limits:
             InfeasibleError: If no point obeys all limits of a step.
         """
         return self.rules(data, draws.shape[1], on_failure)(Forecasts(draws=draws), len(draws))
+
+
+def by_method(method: Method, draws: np.ndarray, constraint: Constraint | None) -> np.ndarray:
+    """Project draws (S, H, n) of a network as its method does, if it projects onto more than linear equalities."""
+    layer = method.inference.layer()
+    if layer is None or method.inference.linear_only or constraint is None:
+        return draws
+    return layer.project_samples(torch.from_numpy(draws), constraint).value.numpy()
 
 
 def held(data: HierarchicalData, nodes: list[str]) -> HierarchicalData:

@@ -19,6 +19,7 @@ from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.mending import mend
 from probhard.forecasting.data.nodes import (
     TOTAL,
+    Rows,
     check_columns,
     eager,
     is_total,
@@ -82,22 +83,27 @@ def from_frame(
     check_choice("on_gap", on_gap, ("mend", "mask", "zero", "refuse"))
     table = eager(frame)
     if keys is not None:
-        table, hierarchy, labels = keyed_hierarchy(table, keys)
+        hierarchy, labels, series = keyed_hierarchy(table, keys)
     else:
         check_columns(table, [id_col])
-        hierarchy, labels = named_hierarchy(S, tags, id_col), [str(v) for v in table.get_column(id_col).to_list()]
+        rows = Rows.of(table, [id_col])
+        hierarchy, series = named_hierarchy(S, tags, id_col), rows.which
+        labels = [str(v) for v in table.get_column(id_col)[rows.first.tolist()].to_list()]
     check_columns(table, [time_col, target_col])
-    periods, place = read_stamps(table.get_column(time_col), freq)
+    periods, when, place = _read_times(table, time_col, freq)
     targets = numbers(table.get_column(target_col))
-    seen = np.ones(len(targets), dtype=bool) if on_gap == "refuse" or np.isnan(targets).all() else ~np.isnan(targets)
-    index = require("pandas", "from_frame").period_range(periods[seen].min(), periods[seen].max())
+    seen = slice(None) if on_gap == "refuse" or np.isnan(targets).all() else ~np.isnan(targets)
+    known = periods[np.bincount(when[seen], minlength=len(periods)) > 0]
+    index = require("pandas", "from_frame").period_range(known.min(), known.max())
     if freq is None and on_gap != "zero" and FEW <= periods.nunique() < len(index) / 2:
         raise ParameterError(
             f"Of {len(index)} periods of the frequency {index.freqstr}, {periods.nunique()} have rows.",
             "The frequency was inferred from stamps that are not evenly spaced.",
             "Pass freq=... ('freq: M' in YAML), or on_gap='zero' if nothing happened in between.",
         )
-    values = _pivot(labels, periods, targets, hierarchy, index, on_gap)
+    values = _pivot(
+        labels, series, index.get_indexer(periods).astype(np.int32)[when], targets, hierarchy, index, on_gap
+    )
     if nonnegative and (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
         raise ParameterError(
@@ -106,12 +112,24 @@ def from_frame(
             "Correct the value, or drop the non-negativity.",
         )
     options |= {"season": season_of(index) if season is None else season, "place": place}
-    options["regressors"] = _regressors(table, periods, index, regressors, future, time_col, country_holidays)
+    if regressors or country_holidays:
+        options["regressors"] = _regressors(table, periods[when], index, regressors, future, time_col, country_holidays)
     if coherence == "aggregate":
         values[:, : hierarchy.aggregates] = np.nan
     if np.isnan(values[:, hierarchy.aggregates :]).any():
         values, options["mending"] = mend(values, hierarchy.summation, options["season"], on_gap == "mend")
     return HierarchicalData.from_matrix(values, hierarchy, index, **options)
+
+
+def _read_times(table: Any, time_col: str, freq: str | None) -> tuple[pd.PeriodIndex, np.ndarray, Place]:
+    """Return the different periods, which of them every row has, and the position of the stamps in them."""
+    column, rows = table.get_column(time_col), Rows.of(table, [time_col])
+    try:
+        periods, place = read_stamps(column[rows.first.tolist()], freq)
+    except ParameterError:
+        read_stamps(column, freq)  # its error has the number of the row
+        raise
+    return periods, rows.which, place
 
 
 def _regressors(
@@ -182,13 +200,14 @@ def to_long(
 
 def _pivot(
     labels: Sequence[str],
-    periods: pd.PeriodIndex,
+    series: np.ndarray,
+    row: np.ndarray,
     values: np.ndarray,
     hierarchy: Hierarchy,
     index: pd.PeriodIndex,
     on_gap: str,
 ) -> np.ndarray:
-    """Arrange rows as a table (T, n) of all nodes; every bottom series must have a value."""
+    """Arrange rows of ``series``, which ``labels`` name, as a table (T, n); every bottom series must have a value."""
     names = node_names(hierarchy)
     position = {name: i for i, name in enumerate(names)}
     unknown = [label for label in labels if label not in position]
@@ -198,14 +217,15 @@ def _pivot(
             "Its values would be lost.",
             "Add it to S or tags, or leave out its rows.",
         )
-    row, column = index.get_indexer(periods), np.array([position[label] for label in labels])
-    row, column, values = (x[row >= 0] for x in (row, column, values))  # no target after the last row
-    count = np.zeros((len(index), hierarchy.variables), dtype=np.int64)
+    column = np.array([position[label] for label in labels], dtype=np.int32)[series]
+    if (row < 0).any():  # no target after the last row
+        row, column, values = (x[row >= 0] for x in (row, column, values))
+    count = np.zeros((len(index), hierarchy.variables), dtype=np.int32)
     np.add.at(count, (row, column), 1)
     if (count > 1).any():
-        at, series = np.argwhere(count > 1)[0]
+        at, node = np.argwhere(count > 1)[0]
         raise ParameterError(
-            f"Series {names[series]!r} has {count[at, series]} rows for {index[at]}.",
+            f"Series {names[node]!r} has {count[at, node]} rows for {index[at]}.",
             "It is ambiguous which row counts, or whether they add up.",
             "Sum or drop the repeated rows, or pass a finer frequency with freq=...",
         )
@@ -217,10 +237,10 @@ def _pivot(
     missing = np.isnan(table[:, bottom])
     empty = np.flatnonzero(missing.all(0))
     if len(empty) or (on_gap == "refuse" and missing.any()):
-        at, series = (0, empty[0]) if len(empty) else np.argwhere(missing)[0]
+        at, bare = (0, empty[0]) if len(empty) else np.argwhere(missing)[0]
         where = "at any time" if len(empty) else f"at {index[at]}"
         raise ParameterError(
-            f"Series {names[hierarchy.aggregates + series]!r} has no value {where}.",
+            f"Series {names[hierarchy.aggregates + bare]!r} has no value {where}.",
             "There is nothing to learn from." if len(empty) else "on_gap='refuse' allows no gaps.",
             "Leave out the series." if len(empty) else "Fill it, or pass on_gap='mend' or on_gap='zero'.",
         )

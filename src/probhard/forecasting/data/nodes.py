@@ -6,16 +6,18 @@ With keys, the name of a node joins its keys by "/", below the total: "Total/A/x
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import narwhals as nw
 import numpy as np
 
 from probhard.constraints import Hierarchy
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, optional
 from probhard.forecasting.data.keys import Keys
 
 TOTAL = "Total"
+LOOKED_UP = 1 << 24  # most codes that are renumbered by a table
 TOTALS = {"total", "all", "<aggregated>", "aggregated"}  # names of a sum over everything, in lower case
 
 
@@ -79,7 +81,52 @@ def numbers(column: Any) -> np.ndarray:
     return np.asarray(column.cast(nw.Float64).to_numpy(), dtype=np.float64)
 
 
-def keyed_hierarchy(table: Any, keys: Any) -> tuple[Any, Hierarchy, list[str]]:
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which of k different values every row of a frame has.
+
+    Args:
+        first: The first row of each value, (k,).
+        which: Number of the value of every row, (T,).
+    """
+
+    first: np.ndarray
+    which: np.ndarray
+
+    @classmethod
+    def of(cls, table: Any, columns: Sequence[str]) -> Rows:
+        """Number the different values of some columns; no texts are made of rows."""
+        which, size = np.zeros(len(table), dtype=np.int32), 1
+        for name in columns:
+            codes = _codes(table.get_column(name))
+            span = int(codes.max(initial=0)) + 1
+            which, size = _dense(which.astype(np.int64) * span + codes, size * span)
+        first = np.zeros(size, dtype=np.int64)
+        first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
+        return cls(first, which)
+
+
+def _codes(column: Any) -> np.ndarray:
+    """Numbers from 0 on for the values of a column; missing ones have a number too."""
+    pandas = optional("pandas", "forecast", "A table of series")
+    native = column.to_native()
+    if isinstance(getattr(native, "dtype", None), pandas.CategoricalDtype):
+        return native.cat.codes.to_numpy().astype(np.int64) + 1
+    return pandas.factorize(column.to_numpy())[0].astype(np.int64) + 1
+
+
+def _dense(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+    """Renumber codes below ``size`` without gaps; return them with their number."""
+    if size > max(LOOKED_UP, 4 * len(codes)):
+        found, codes = np.unique(codes, return_inverse=True)
+        return codes.reshape(-1).astype(np.int32), len(found)
+    seen = np.zeros(size, dtype=bool)
+    seen[codes] = True
+    number = np.cumsum(seen, dtype=np.int32) - 1
+    return number[codes], int(number[-1]) + 1
+
+
+def keyed_hierarchy(table: Any, keys: Any) -> tuple[Hierarchy, list[str], np.ndarray]:
     """Build the hierarchy of key columns, under a total unless a level of one node is its top.
 
     Args:
@@ -87,22 +134,24 @@ def keyed_hierarchy(table: Any, keys: Any) -> tuple[Any, Hierarchy, list[str]]:
         keys: Key columns in any notation of ``Keys``.
 
     Returns:
-        The table (with a column for the total if one was added), the hierarchy, and the node name of every row.
+        The hierarchy, the names of its k bottom series in the order of the rows, and the number of every row's.
 
     Raises:
         ParameterError: If keys are empty, repeated or not columns, or rows of aggregates are among the bottom rows.
     """
     spec = Keys.of(keys)
     check_columns(table, spec.columns)
+    rows = Rows.of(table, spec.columns)
+    distinct = table.select(list(spec.columns))[rows.first.tolist()]
     for key in spec.columns:
-        _check_key(table.get_column(key))
-    levels = spec.within([key for key in spec.columns if table.get_column(key).n_unique() == 1]).levels
+        _check_key(distinct.get_column(key))
+    levels = spec.within([key for key in spec.columns if distinct.get_column(key).n_unique() == 1]).levels
     if () in levels:
         top = next(name for name in ("total", "all", "everything") if name not in table.columns)
-        table, levels = table.with_columns(nw.lit(TOTAL).alias(top)), tuple((top, *level) for level in levels)
-    hierarchy = Hierarchy.from_frame(table.to_native(), levels)
-    parts = zip(*(map(str, table.get_column(key).to_list()) for key in levels[-1]))
-    return table, hierarchy, ["/".join(part) for part in parts]
+        distinct, levels = distinct.with_columns(nw.lit(TOTAL).alias(top)), tuple((top, *level) for level in levels)
+    hierarchy = Hierarchy.from_frame(distinct.to_native(), levels)
+    parts = zip(*(map(str, distinct.get_column(key).to_list()) for key in levels[-1]))
+    return hierarchy, ["/".join(part) for part in parts], rows.which
 
 
 def _check_key(column: Any) -> None:

@@ -34,6 +34,7 @@ class MemberForecast:
         notes: Sentences for the reader, such as series that could not be fitted.
         state: Fitted parameters as plain values, from which ``resume`` forecasts without fitting.
         seconds: CPU time of the fit; 0 if it was kept.
+        complete: Whether all series were tried; others are not kept.
     """
 
     name: str
@@ -42,6 +43,7 @@ class MemberForecast:
     notes: list[str] = field(default_factory=list)
     state: Any = None
     seconds: float = 0.0
+    complete: bool = True
 
 
 class Member(Protocol):

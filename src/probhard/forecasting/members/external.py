@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, ProbhardError
 from probhard.forecasting.data.frames import to_long
 from probhard.forecasting.data.table import HierarchicalData, require
 from probhard.forecasting.members.base import Member, MemberForecast, filled
@@ -29,8 +29,10 @@ from probhard.forecasting.members.catalogue import NAMES, named_member
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.series import SeriesMember, SeriesModel, seasonal_naive
 from probhard.forecasting.models.classical import BaseForecast
+from probhard.forecasting.reconciliation.columns import is_quantile
 
 SAMPLES = 200  # of a GluonTS predictor, for each series
+WIDTH = 2.5631031310892007  # of a normal law's 80 % interval, in deviations
 
 
 def member_of(model: Any, data: HierarchicalData, network: NetworkForecast | None = None) -> Member:
@@ -87,7 +89,17 @@ class WindowMember:
         """Forecast all windows. See ``Member``."""
         del jobs
         started = time.process_time()
-        mean, stddev = self.means(data, horizon, tuple(origins))
+        try:
+            mean, stddev = self.means(data, horizon, tuple(origins))
+        except ProbhardError:
+            raise
+        except Exception as error:  # any type; the pool then leaves the member out
+            text = next(iter(str(error).strip().splitlines()), "")
+            raise ParameterError(
+                f"{self.name} failed: {type(error).__name__}: {text}",
+                "Its forecasts of past windows and of the future are the member.",
+                "Fit it alone to see why, or leave it out.",
+            ) from error
         errors = [data.values[end : end + horizon] - mean[k] for k, end in enumerate(origins)]
         bases, fitted = [], np.full(data.values.shape, np.nan)
         for k, end in enumerate((*origins, len(data.index))):
@@ -150,6 +162,7 @@ def _table(made: Any, shape: tuple[int, int]) -> np.ndarray:
     """Means over an engine's models, (H, n)."""
     made = made.reset_index() if "unique_id" not in made.columns else made
     models = [name for name in made.columns if name not in ("unique_id", "ds", "cutoff", "y", "index")]
+    models = [name for name in models if name.endswith("-median") or not is_quantile(name)]
     ordered = made.sort_values(["unique_id", "ds"])
     return ordered[models].mean(axis=1).to_numpy().reshape(shape[1], shape[0]).T
 
@@ -167,14 +180,22 @@ def _gluonts_means(
     ends, means, spreads, predictor = (*origins, len(data.index)), [], [], None
     for k, end in enumerate(ends):
         entries = [
-            {"start": data.index[first], "target": series[: end - first], "item_id": name}
+            {"start": data.index[first], "target": series.astype(np.float32), "item_id": name}
             for name, (series, first) in zip(
                 data.names, (filled(values[:end], data.season) for values in data.values.T)
             )
         ]
         if predictor is None or k == len(origins):
             predictor = estimator.train(entries)
-        made = [np.asarray(forecast.samples) for forecast in predictor.predict(entries, num_samples=SAMPLES)]
-        means.append(np.stack([paths.mean(0) for paths in made], axis=1))
-        spreads.append(np.stack([paths.std(0) for paths in made], axis=1))
+        made = [_moments(forecast) for forecast in predictor.predict(entries, num_samples=SAMPLES)]
+        means.append(np.stack([mean for mean, _ in made], axis=1))
+        spreads.append(np.stack([stddev for _, stddev in made], axis=1))
     return np.stack(means), np.stack(spreads)
+
+
+def _moments(forecast: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation (H,) of a GluonTS forecast by samples, a distribution or quantiles."""
+    if hasattr(forecast, "samples"):
+        return np.asarray(forecast.samples).mean(0), np.asarray(forecast.samples).std(0)
+    lower, upper = (np.asarray(forecast.quantile(level)) for level in ("0.1", "0.9"))
+    return np.asarray(forecast.mean), np.maximum(upper - lower, 0.0) / WIDTH

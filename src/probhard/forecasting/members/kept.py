@@ -22,6 +22,7 @@ from probhard.forecasting.members.base import Member, MemberForecast
 from probhard.forecasting.models.classical import BaseForecast
 
 VERSION = 1  # of the files and of what members do
+LARGE = 20_000_000  # numbers above which files are not compressed: that takes longer than a fit
 
 
 def fingerprint(member: Member, data: HierarchicalData, horizon: int, origins: Sequence[int]) -> str:
@@ -58,8 +59,9 @@ def kept_forecast(
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):  # absent or damaged: made again
         return read_forecast(path, member.name, data, origins)
     made = member.forecast(data, horizon, origins, jobs)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_forecast(path, made)
+    if made.complete:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_forecast(path, made)
     return made
 
 
@@ -70,11 +72,17 @@ def write_forecast(path: Path, made: MemberForecast) -> None:
     )
     arrays: dict[str, Any] = {"about": np.frombuffer(about.encode(), dtype=np.uint8)}
     for k, base in enumerate(made.bases):
-        arrays |= {f"mean{k}": base.mean, f"stddev{k}": base.stddev, f"fitted{k}": base.fitted}
+        arrays |= {f"mean{k}": base.mean, f"stddev{k}": base.stddev}
+        longest = next(j for j in reversed(range(len(made.bases))) if _starts(base.fitted, made.bases[j].fitted))
+        first = _first_known(base.fitted)
+        arrays[f"rows{k}"] = np.array([longest, first, len(base.fitted)])
+        if longest == k:
+            arrays[f"fitted{k}"] = base.fitted[first:]
     for k, draws in enumerate(made.draws or []):
         arrays[f"draws{k}"] = draws
+    large = sum(array.size for array in arrays.values()) > LARGE
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        (np.savez if large else np.savez_compressed)(file, **arrays)
 
 
 def read_forecast(path: Path, name: str, data: HierarchicalData, origins: Sequence[int]) -> MemberForecast:
@@ -82,12 +90,29 @@ def read_forecast(path: Path, name: str, data: HierarchicalData, origins: Sequen
     ends = [*origins, len(data.index)]
     with np.load(path, allow_pickle=False) as kept:
         about = json.loads(kept["about"].tobytes())
-        bases = [
-            BaseForecast(data.window(0, end), kept[f"mean{k}"], kept[f"stddev{k}"], kept[f"fitted{k}"])
-            for k, end in enumerate(ends)
-        ]
+        fitted: dict[int, np.ndarray] = {}
+        bases = []
+        for k, end in enumerate(ends):
+            longest, _, rows = kept[f"rows{k}"].tolist() if f"rows{k}" in kept else (k, 0, end)
+            if longest not in fitted:
+                known = kept[f"fitted{longest}"]
+                before = np.full((len(data.index[: ends[longest]]) - len(known), known.shape[1]), np.nan)
+                fitted[longest] = np.concatenate([before, known]) if len(before) else known
+            inside = fitted[longest][:rows]
+            bases.append(BaseForecast(data.window(0, end), kept[f"mean{k}"], kept[f"stddev{k}"], inside))
         draws = [kept[f"draws{k}"] for k in range(len(ends))] if "draws0" in kept else None
     return replace(MemberForecast(name, bases, draws, about["notes"], about["state"]), seconds=about["seconds"])
+
+
+def _starts(part: np.ndarray, whole: np.ndarray) -> bool:
+    """Whether an array is the first rows of another one, in the same memory."""
+    same = part.__array_interface__["data"][0] == whole.__array_interface__["data"][0]
+    return part is whole or (same and part.strides == whole.strides and len(part) <= len(whole))
+
+
+def _first_known(fitted: np.ndarray) -> int:
+    """Number of first rows that hold nothing."""
+    return next((row for row, values in enumerate(fitted) if not np.isnan(values).all()), len(fitted))
 
 
 def _plain(state: Any) -> bool:

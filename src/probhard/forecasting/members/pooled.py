@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from probhard.errors import MissingExtraError, ParameterError, ProbhardError
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import Member, MemberForecast, past_origins
 from probhard.forecasting.members.kept import kept_forecast
+from probhard.forecasting.members.streamed import Steps, fits_at_once, step_draws
 from probhard.forecasting.members.tuning import PoolRecipe, TunedPool, pooled_draws, tune_pool
 
 
@@ -125,6 +126,25 @@ class PooledForecast:
         source = self.moved(data, steps) if steps > self.horizon else self
         draws = pooled_draws(source.made, self.tuned, data, samples, seed, self.recipe)
         return draws[:, :steps]
+
+    def steps(self, data: HierarchicalData, samples: int, seed: int, horizon: int | None = None) -> Iterator[Steps]:
+        """Draw coherent paths before any bounds: all steps at once, or one after the other where they are too many.
+
+        Args:
+            data: The fitted history.
+            samples: Number of paths.
+            seed: Seed of the draws.
+            horizon: Number of steps; by default that of the fit.
+
+        Yields:
+            Some steps, and their draws (S, k, n).
+        """
+        count = horizon or self.horizon
+        if fits_at_once(samples, count, len(data.names)):
+            yield slice(0, count), self.sample(data, samples, seed, count)
+            return
+        source = self.moved(data, count) if count > self.horizon else self
+        yield from step_draws(source.made, self.tuned, data.hierarchy, samples, seed, count, self.recipe)
 
     def record(self) -> dict[str, Any]:
         """What was learned, as plain values."""

@@ -9,11 +9,8 @@ and added to the forecasts (``data.effects``).
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -21,13 +18,13 @@ import numpy as np
 from probhard.forecasting.data.effects import effects
 from probhard.forecasting.data.table import HierarchicalData, require
 from probhard.forecasting.members.base import MemberForecast, filled
-from probhard.forecasting.members.plain import from_plain, to_plain
+from probhard.forecasting.members.plain import from_plain
+from probhard.forecasting.members.workers import run_series
 from probhard.forecasting.models.classical import BaseForecast
 
 LONGEST = 1008  # rows that a model is fitted to: six weeks of hours, nearly three years of days
 QUANTILE, LEVEL = 1.6448536269514722, 90  # of the normal law; the interval that deviations are read from
 FARTHEST = 10.0  # largest forecast, relative to the largest value of the history: a model beyond it has diverged
-CHUNKS = 4  # of series for each process
 
 Fitted = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean (H,), stddev (H,), one-step forecasts (T,)
 
@@ -52,7 +49,6 @@ class SeriesModel:
 
     def run(self, values: np.ndarray, horizon: int, origins: Sequence[int]) -> tuple[list[Fitted], Any, bool]:
         """Forecast one series (T,) at every origin and at its end; also the model, and whether it could be fitted."""
-        ends = [*origins, len(values)]
         try:
             final = self._model(values).fit(filled(values[-LONGEST:], self.season)[0])
             results = [_read(final, values, horizon, self.season)]
@@ -63,7 +59,11 @@ class SeriesModel:
                 return results, final, True  # NaN is not
         except Exception:
             pass
-        return [seasonal_naive(values[:end], horizon, self.season) for end in ends], None, False
+        return self.stand_in(values, horizon, origins), None, False
+
+    def stand_in(self, values: np.ndarray, horizon: int, origins: Sequence[int]) -> list[Fitted]:
+        """Forecast one series by seasonal naive, at every origin and at its end."""
+        return [seasonal_naive(values[:end], horizon, self.season) for end in (*origins, len(values))]
 
     def _model(self, values: np.ndarray) -> Any:
         known = values[~np.isnan(values)]
@@ -168,22 +168,17 @@ class SeriesMember:
         started, effect = time.process_time(), effects(data, horizon)
         values = data.values if effect is None else data.values - effect[: len(data.index)]
         _, first, same = np.unique(np.nan_to_num(values.T, nan=np.inf), axis=0, return_index=True, return_inverse=True)
-        columns, count = [values[:, i] for i in first], max(1, jobs)
-        if count > 1 and len(columns) > count:
-            parts = [columns[k :: CHUNKS * count] for k in range(CHUNKS * count)]
-            with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-                done = list(pool.map(_run_part, [(self.model, part, horizon, tuple(origins)) for part in parts]))
-            made: list[Any] = [None] * len(columns)
-            for k, part in enumerate(done):
-                made[k :: CHUNKS * count] = part
-        else:
-            made = _run_part((self.model, columns, horizon, tuple(origins)))
+        columns = [values[:, i] for i in first]
+        made = run_series(self.model, columns, horizon, tuple(origins), max(1, jobs))
         same = np.asarray(same).reshape(-1)
         ends = [*origins, len(values)]
         bases = [_stacked(data.window(0, end), [made[i][0][k] for i in same], effect) for k, end in enumerate(ends)]
-        failed = [data.names[j] for j, i in enumerate(same) if not made[i][2]]
+        failed = [data.names[j] for j, i in enumerate(same) if made[i][2] is False]
+        lost = [data.names[j] for j, i in enumerate(same) if made[i][2] is None]
+        notes = [*_notes(self.name, failed), *_notes(self.name, lost, ", since a process died")]
         state = [made[i][1] for i in same]
-        return MemberForecast(self.name, bases, None, _notes(self.name, failed), state, time.process_time() - started)
+        seconds = time.process_time() - started
+        return MemberForecast(self.name, bases, None, notes, state, seconds, complete=not lost)
 
     def resume(self, data: HierarchicalData, horizon: int, state: Any) -> MemberForecast:
         """Apply the fitted parameters to a new history. See ``Member``."""
@@ -203,14 +198,6 @@ class SeriesMember:
         return MemberForecast(self.name, [_stacked(data, results, effect)], None, _notes(self.name, failed), state)
 
 
-def _run_part(task: tuple[SeriesModel, list[np.ndarray], int, tuple[int, ...]]) -> list[Any]:
-    model, columns, horizon, origins = task
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        runs = [model.run(values, horizon, origins) for values in columns]
-    return [(results, to_plain(final), fitted) for results, final, fitted in runs]
-
-
 def _stacked(known: HierarchicalData, series: Sequence[Fitted], effect: np.ndarray | None) -> BaseForecast:
     """Forecasts of all series, with the effects (T + H, n) of regressors added."""
     mean, stddev, fitted = (np.stack([one[k] for one in series], axis=1) for k in range(3))
@@ -220,8 +207,8 @@ def _stacked(known: HierarchicalData, series: Sequence[Fitted], effect: np.ndarr
     return BaseForecast(known, mean, stddev, fitted)
 
 
-def _notes(name: str, failed: Sequence[str]) -> list[str]:
+def _notes(name: str, failed: Sequence[str], why: str = "") -> list[str]:
     if not failed:
         return []
     some = ", ".join(failed[:3]) + (", ..." if len(failed) > 3 else "")
-    return [f"{name} could not be fitted to {len(failed)} series ({some}); seasonal naive stands in there."]
+    return [f"{name} could not be fitted to {len(failed)} series ({some}){why}; seasonal naive stands in there."]

@@ -76,7 +76,8 @@ def _chosen(values: np.ndarray, season: int) -> np.ndarray:
     losses = []
     for point in range(len(GRID)):
         fitted, _ = run(rows, season, np.full(rows.shape[1], point), [])
-        losses.append(np.nansum((rows - fitted)[burn:] ** 2, axis=0))
+        np.subtract(rows, fitted, out=fitted)
+        losses.append(np.nansum(np.square(fitted, out=fitted)[burn:], axis=0))
     return np.argmin(losses, axis=0)
 
 
@@ -85,13 +86,14 @@ def _bases(data: HierarchicalData, horizon: int, ends: Sequence[int], chosen: np
     rows = data.values[start : ends[-1]]
     fitted, states = run(rows, data.season, chosen, [end - start for end in ends])
     spread = _growth(horizon, data.season)[:, chosen]
+    inside = np.concatenate([np.full((start, rows.shape[1]), np.nan), fitted]) if start else fitted
+    fitted = rows - inside[start:]  # errors
+    np.square(fitted, out=fitted)
     bases = []
     for end, state in zip(ends, states):
-        inside = np.concatenate([np.full((start, rows.shape[1]), np.nan), fitted[: end - start]])
-        known = data.window(0, end)
-        errors = known.values - inside
-        size = np.sqrt(np.nansum(errors**2, axis=0) / np.maximum(1, (~np.isnan(errors)).sum(0) - 1))
-        bases.append(BaseForecast(known, state.forecast(horizon), size * spread, inside))
+        squares = fitted[: end - start]
+        size = np.sqrt(np.nansum(squares, axis=0) / np.maximum(1, (~np.isnan(squares)).sum(0) - 1))
+        bases.append(BaseForecast(data.window(0, end), state.forecast(horizon), size * spread, inside[:end]))
     return bases
 
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from probhard.constraints import Hierarchy
-from probhard.forecasting.reconciliation.joint_law import PathLaw, step_root
+from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw, step_root
 from probhard.forecasting.reconciliation.learned import MetricWeights, tangents
 from probhard.laws import Diagonal, LocationScale
 from probhard.score import crps
 
 FEW = 3.0  # windows at which a correlation is halfway, in log(1 - rho), between the prior and its best
 SHARED = 0.9  # least prior of what series share: a total that is off stays off
+FEW_STEPS = 7  # of a sum, for very many series: evenly spaced
 RHOS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 0.995)  # candidates
 
 
@@ -47,13 +48,15 @@ def fit_steps(
     Returns:
         rho of what series share and of each series alone, shrunk as windows get few; None without complete sums.
     """
+    apart = -(-len(targets[0]) // FEW_STEPS) if hierarchy.nodes > LARGE else 1
+    laws, targets = [law.at(slice(None, None, apart)) for law in laws], [target[::apart] for target in targets]
     y = torch.stack([torch.from_numpy(target).sum(0) for target in targets])  # (windows, n)
     seen = ~y.isnan()
     if not bool(seen.any()):
         return None
     parts = [projected_parts(law, metric, hierarchy) for law in laws]
     mean = torch.stack([part[0].sum(0) for part in parts])
-    shared, own = (torch.stack([_variances(part[k]) for part in parts]) for k in (1, 2))  # (windows, rhos, n)
+    shared, own = (torch.stack([_variances(part[k], apart) for part in parts]) for k in (1, 2))  # (windows, rhos, n)
     losses = np.zeros((len(RHOS), len(RHOS)))
     for group in np.unique(labels):
         inside = seen & torch.from_numpy(labels == group)
@@ -82,9 +85,9 @@ def projected_parts(law: PathLaw, metric: MetricWeights, hierarchy: Hierarchy) -
     return mean, (total - own).clamp(min=0).sqrt(), own.clamp(min=0).sqrt()
 
 
-def _variances(stddev: Tensor) -> Tensor:
-    """Variances of sums of H steps for every candidate, (rhos, n)."""
-    return torch.stack([(step_root(len(stddev), rho).mT @ stddev).square().sum(0) for rho in RHOS])
+def _variances(stddev: Tensor, apart: int) -> Tensor:
+    """Variances of sums of H steps, each ``apart`` from the next, for every candidate, (rhos, n)."""
+    return torch.stack([(step_root(len(stddev), rho**apart).mT @ stddev).square().sum(0) for rho in RHOS])
 
 
 def _loss(mean: Tensor, variance: Tensor, y: Tensor, seen: Tensor) -> float:

@@ -21,7 +21,8 @@ from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.coherent import Recipe, Tuned, coherent_draws, tune
 from probhard.forecasting.models import pool, spread
 
-PAST_DRAWS = 200  # paths of a member in a past window
+PAST_DRAWS, FEWEST_DRAWS = 200, 10  # paths of a member in a past window; least number for very many series
+PAST_NUMBERS = 100_000_000  # of all paths in past windows, to bound the memory
 FEW = 3.0  # windows at which weights are halfway between prior and best
 FALL = 4.0  # of a member's prior weight with its score: 1.1 times the best score has two thirds of its weight
 LEAST = 0.01  # smaller weights are 0
@@ -87,15 +88,17 @@ def tune_pool(
     equal = np.full(len(made), 1 / len(made))
     if not count or (len(made) == 1 and not recipe.factor):
         return TunedPool(members, dict(zip(members, equal.tolist())), 1.0, count)
+    numbers = count * len(made) * targets[0].size
+    paths = int(np.clip(PAST_NUMBERS // numbers, FEWEST_DRAWS, PAST_DRAWS))
     drawn = [
-        [coherent_draws(one, k, members[one.name], data.hierarchy, PAST_DRAWS, k, recipe) for one in made]
+        [coherent_draws(one, k, members[one.name], data.hierarchy, paths, k, recipe) for one in made]
         for k in range(count)
     ]
     terms = [pool.scores(draws, y) for draws, y in zip(drawn, targets)]
     weights = shrunk_weights(terms) if recipe.weights and len(made) > 1 else equal
     factor = 1.0
     if recipe.factor and len(made) > 1:
-        mixed = [pool.pooled(draws, weights, PAST_DRAWS, k) for k, draws in enumerate(drawn)]
+        mixed = [pool.pooled(draws, weights, paths, k) for k, draws in enumerate(drawn)]
         factor = spread.factor([torch.from_numpy(x) for x in mixed], [torch.from_numpy(y) for y in targets])
     alone = np.mean([a - b.diagonal() / 2 for a, b in terms], axis=0)
     together = float(np.mean([weights @ a - weights @ b @ weights / 2 for a, b in terms]))

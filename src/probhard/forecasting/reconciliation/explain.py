@@ -11,6 +11,7 @@ them up, and they pull it down. They add up to the move exactly. Bounds and fixe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,27 @@ def explain(
         incoherence.numpy(),
         pulls.numpy(),
     )
+
+
+def mean_pulls(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, nodes: Sequence[int]) -> np.ndarray:
+    """Pulls of several nodes, means over the steps, (nodes, q); the tangents are made once.
+
+    Args:
+        law: The base law, (H, n).
+        weights: The metric.
+        hierarchy: The sums.
+        nodes: Numbers of the nodes.
+    """
+    count, mean = hierarchy.aggregates, law.mean
+    incoherence = mean[:, :count] - hierarchy.aggregate(mean[:, count:])[:, :count]
+    pulls = torch.zeros(len(nodes), count, dtype=torch.float64)
+    for steps, tangent in tangents(law, weights, hierarchy):
+        for number, node in enumerate(nodes):
+            row = _row(tangent, node, steps)[:, :count]
+            if node < count:
+                row[:, node] -= 1.0
+            pulls[number] += (row * incoherence[steps]).sum(0) / len(mean)
+    return pulls.numpy()
 
 
 def _row(tangent: Tangent, node: int, steps: slice) -> Tensor:

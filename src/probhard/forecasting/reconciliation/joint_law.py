@@ -28,6 +28,7 @@ from probhard.laws.factored import Factored
 SMALLEST = 1e-6  # least deviation of a series, relative to its mean
 CERTAIN = 1e-3  # deviation that replaces 0, relative to the smallest positive one of the step
 FACTOR_NUMBERS = 4_000_000  # most numbers in the factor F, to bound the memory: rank 80 for 5e4 series
+LARGE, LARGE_RANK = 1_000, 128  # series above which the rank of F is bounded, for speed, and that bound
 ERROR_NUMBERS = 40_000_000  # most errors that a correlation is estimated from, the latest
 NOISE_NUMBERS = 4_000_000  # noise per chunk of draws
 LARGEST_RHO = 0.99
@@ -88,7 +89,7 @@ class PathLaw:
         law = cls(mean, stddev)
         if errors is None or len(errors) < FEWEST:
             return replace(law, rho=implied_rho(law.stddev))
-        errors = torch.as_tensor(errors, dtype=torch.float64)
+        errors = latest(torch.as_tensor(errors, dtype=torch.float64))
         return replace(law, correlation=error_correlation(errors), rho=implied_rho(law.stddev, errors))
 
     @property
@@ -156,9 +157,14 @@ def path_noise(
 
 def error_correlation(errors: Tensor) -> LowRank:
     """The shrunk correlation of errors (T, n), NaN where missing, of a rank that bounds the memory."""
-    nodes = errors.shape[-1]
-    errors = errors[-max(FEWEST, ERROR_NUMBERS // nodes) :]
-    return shrunk_correlation(errors, max(1, min(*errors.shape, FACTOR_NUMBERS // nodes)))
+    nodes, errors = errors.shape[-1], latest(errors)
+    rank = min(*errors.shape, FACTOR_NUMBERS // nodes)
+    return shrunk_correlation(errors, max(1, min(rank, LARGE_RANK) if nodes > LARGE else rank))
+
+
+def latest(errors: Tensor) -> Tensor:
+    """The last rows of errors (T, n), as many as the memory allows."""
+    return errors[-max(FEWEST, ERROR_NUMBERS // errors.shape[-1]) :]
 
 
 def floored(mean: Tensor, stddev: Tensor) -> Tensor:

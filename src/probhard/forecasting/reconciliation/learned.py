@@ -34,7 +34,7 @@ from torch import Tensor
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError
-from probhard.forecasting.reconciliation.joint_law import PathLaw
+from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw
 from probhard.laws import Diagonal, LocationScale, LowRank
 from probhard.laws.base import Covariance
 from probhard.laws.covariance import Identity
@@ -47,7 +47,7 @@ STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
 LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1
 CHUNK = 10_000_000  # numbers of a factor over some steps, to bound the memory
-LEARNED_NUMBERS = 8_000_000  # the same for learning, which looks at fewer steps if they are more
+LEARNED_NUMBERS, LARGE_NUMBERS = 8_000_000, 500_000  # of learning (many series), which looks at fewer steps above
 
 Point = tuple[float, float, float]
 
@@ -271,8 +271,8 @@ def _score(mean: Tensor, stddev: Tensor, target: Tensor) -> float:
 
 def _thinned(window: PastForecast) -> PastForecast:
     """The window at evenly spaced steps, where all of them would be too much work."""
-    steps = len(window.target)
-    kept = max(1, LEARNED_NUMBERS // _numbers(window.law))
+    steps, nodes = window.target.shape
+    kept = max(1, (LARGE_NUMBERS if nodes > LARGE else LEARNED_NUMBERS) // _numbers(window.law))
     if kept >= steps:
         return window
     chosen = torch.linspace(0, steps - 1, kept).round().long() if kept > 1 else torch.tensor([steps // 2])

@@ -40,6 +40,11 @@ class Incoherence:
     relative: float
     smallest_draw: float
 
+    def worst(self, other: Incoherence) -> Incoherence:
+        """The incoherence of the draws of both."""
+        smallest = min(self.smallest_draw, other.smallest_draw)
+        return Incoherence(max(self.largest, other.largest), max(self.relative, other.relative), smallest)
+
 
 @dataclass(frozen=True)
 class Evaluation:

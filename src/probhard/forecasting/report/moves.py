@@ -18,7 +18,7 @@ import numpy as np
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.coherent import law_of
 from probhard.forecasting.members.pooled import PooledForecast
-from probhard.forecasting.reconciliation.explain import explain
+from probhard.forecasting.reconciliation.explain import mean_pulls
 
 SHOWN = 5  # pulls of a node
 LARGEST = 60  # nodes that are explained
@@ -61,8 +61,9 @@ def moves_of(pool: PooledForecast, data: HierarchicalData, draws: np.ndarray, li
         law = law_of(made.bases[-1], tuned.scales, pool.recipe.correlation)
         base += weight * law.mean[:horizon].mean(0).numpy()
         if weight > 0:
-            for node in pulls:
-                pulls[node] += weight * explain(law, tuned.metric, data.hierarchy, node).pulls[:horizon].mean(0)
+            found = mean_pulls(law.at(slice(0, horizon)), tuned.metric, data.hierarchy, nodes)
+            for node, part in zip(nodes, found):
+                pulls[node] += weight * part
     moves = {}
     for node, part in pulls.items():
         after = np.nanmean(draws[..., node]) if limited else base[node] + part.sum()

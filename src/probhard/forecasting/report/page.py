@@ -49,7 +49,7 @@ class Report:
         data: The whole history of n nodes.
         model: Name of the forecast.
         levels: Interval levels in percent.
-        draws: The forecast, (S, H, n).
+        draws: The forecast, (S, H, n), or of some nodes only, (S, H, k).
         tested: Its backtest; None without one.
         certificate: The content of the certificate's file.
         settings: Settings of the run by name.
@@ -58,6 +58,7 @@ class Report:
         learned: What was learned on past windows (weights of the pool, metric), a sentence each.
         weights: Weight of every member of the pool, by name.
         moves: Why nodes moved, by node number.
+        drawn: Numbers of the k nodes that have draws; None for all. Nodes with a chart need them.
     """
 
     data: HierarchicalData
@@ -72,6 +73,7 @@ class Report:
     learned: Sequence[str] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     moves: Mapping[int, Move] = field(default_factory=dict)
+    drawn: Sequence[int] | None = None
 
     def html(self) -> str:
         """Render the page.
@@ -108,6 +110,17 @@ class Report:
     def listed(self) -> set[int]:
         """Numbers of the nodes with a chart: all, or the largest."""
         return {int(i) for i in np.argsort(-self.size, kind="stable")[:MOST_NODES]}
+
+    @property
+    def charted(self) -> list[int]:
+        """Numbers of all nodes with a chart, ascending; needs no draws."""
+        return sorted(self.listed | {node for node, _, _ in self.picked})
+
+    @cached_property
+    def _column(self) -> Mapping[int, int]:
+        """Position of every node in ``draws``."""
+        nodes = range(len(self.data.names)) if self.drawn is None else self.drawn
+        return {node: i for i, node in enumerate(nodes)}
 
     @property
     def verdict_class(self) -> str:
@@ -170,7 +183,8 @@ class Report:
             start = self.data.index.get_loc(test.index[0]) - (rows - tail)
             if start > 0:
                 fans.append(Fan.of("backtest", start, y[:start], draws[..., node], self.levels))
-        fans.append(Fan.of("forecast", tail, y, self.draws[..., node], self.levels))
+        drawn = self.draws[..., self._column[node]]
+        fans.append(Fan.of("forecast", tail, y, drawn, self.levels))
         everything = np.concatenate([values, *(part for fan in fans for part in (fan.mean, *fan.ends))])
         everything = everything if np.isfinite(everything).any() else np.zeros(1)
         low, high, ticks = axis(float(np.nanmin(everything)), float(np.nanmax(everything)))
@@ -186,6 +200,6 @@ class Report:
             "periods": [(float(frame.place(i, low)[0]), str(index[i])) for i in marks],
             "anchors": ["start", *["middle"] * (len(marks) - 2), "end"],
             "words": f"{self.data.names[node]}: observed to {self.data.index[-1]}, then the forecast, from a mean of "
-            f"{number(self.draws[:, 0, node].mean())} to {number(self.draws[:, -1, node].mean())} at {index[-1]}.",
+            f"{number(drawn[:, 0].mean())} to {number(drawn[:, -1].mean())} at {index[-1]}.",
             "box": (WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM),
         }
