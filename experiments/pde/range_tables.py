@@ -107,10 +107,10 @@ def plot(path: Path, lines: Lines) -> None:
     """Write the picture: MSE and n-MeRCI by range, free (dashed) and projected."""
     from matplotlib.figure import Figure as Canvas
 
-    figure = Canvas(figsize=(9, 3.6), layout="constrained")
+    figure = Canvas(figsize=(11, 3.8), layout="constrained")
     spans = _ranges(lines)
     for axes, name in zip(figure.subplots(1, 2), ("mse", "n_merci")):
-        for index, row in enumerate(dict.fromkeys(line["row"] for line in lines)):
+        for row in dict.fromkeys(line["row"] for line in lines):
             base = row.split(" + ")[0]
             if "joint" in row:
                 continue
@@ -118,12 +118,12 @@ def plot(path: Path, lines: Lines) -> None:
             style = "-" if "+" in row or base == "probhard-ob" else "--"
             colour = f"C{list(dict.fromkeys(line['row'].split(' + ')[0] for line in lines)).index(base)}"
             shown = [values.get(span, float("nan")) for span in spans]
-            label = base if index == 0 or style == "-" else None
+            label = row if base == "probhard-ob" else f"{base}, mass at inference" if style == "-" else base
             axes.plot(range(len(spans)), shown, style, color=colour, marker=MARKS.get(base, "*"), label=label)
         axes.set_xticks(range(len(spans)), [f"{low:g}-{high:g}" for low, high in spans])
         axes.set(xlabel="k of the test fields", ylabel="MSE" if name == "mse" else "n-MeRCI")
         axes.set_yscale("log" if name == "mse" else "linear")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside right center")
     figure.savefig(path, dpi=120)
