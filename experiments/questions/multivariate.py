@@ -108,6 +108,7 @@ def render(lines: Lines) -> str:
             "hours": f"{sum({_unit(line): line['seconds'] for line in lines}.values()) / 3600:.1f}",
             "agreement": _agreement(lines),
             "changed": _changed(lines),
+            "missing": _missing(lines),
             "scores": _scores(lines),
             "violations": _violations(lines),
             "worst": Figure(partial(_worst, lines)),
@@ -147,6 +148,19 @@ def _changed(lines: Lines) -> str:
         if _best(own, "crps_draws") != _best(own, "energy")
     ]
     return "; ".join(found) if found else "none"
+
+
+def _missing(lines: Lines) -> str:
+    """Networks that were not trained, by table."""
+    parts = []
+    for name, trained in TRAINED.items():
+        for problem in TABLES[name].problems:
+            key = TABLES[name].problems[problem]()
+            span = [key.lower, key.upper] if "m_range" in TABLES[name].keys else None
+            own = [x for x in lines if x["table"] == name and x["problem"] == key.name and x["m_range"] in (span, None)]
+            left = [row for row in trained if not any(line["method"] == row for line in own)]
+            parts += [f"{name}, {problem}: {', '.join(left)}"] if left else []
+    return f"Not run yet: {'; '.join(parts)}." if parts else ""
 
 
 def _scores(lines: Lines) -> str:
