@@ -238,7 +238,7 @@ def _trained_on(target, **more):
         (lambda: small_estimator(scaling="log").train([entry(history())]), "'log'"),
         (_trained_on(history()[0]), "target has shape"),
         (_trained_on(history()[:5]), "data have 5 series, the constraint 7"),
-        (_trained_on(history(3)), "longest entry has 3 rows"),
+        (_trained_on(history(3)), "the longest history 3 rows"),
         (_trained_on(np.full((7, 60), np.nan)), "All targets are NaN"),
         (_trained_on(np.full((7, 60), np.inf)), "420 infinite"),
         (_trained_on(history(), start=pd.Period("2020-01-01", freq="D")), "frequency 'D'"),

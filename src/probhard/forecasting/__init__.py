@@ -10,7 +10,6 @@ from probhard.forecasting.data import HierarchicalData, from_frame, load, to_lon
 from probhard.forecasting.models import (
     SYSTEMS,
     BaseForecast,
-    TemporalBlocks,
     base_forecast,
     last_value,
     reconcile,
@@ -48,6 +47,7 @@ from probhard.forecasting.report import (
 
 if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
+    from probhard.forecasting.models.blocks import TemporalBlocks
     from probhard.forecasting.models.estimator import DeepVAREstimator
     from probhard.forecasting.views import cross_validation
 
@@ -93,9 +93,10 @@ __all__ = [
     "to_long",
 ]
 
-LAZY = {  # need GluonTS
+LAZY = {  # need GluonTS or pandas
     "DeepVAREstimator": "models.estimator",
     "HierarchicalForecaster": "forecaster",
+    "TemporalBlocks": "models.blocks",
     "cross_validation": "views",
 }
 

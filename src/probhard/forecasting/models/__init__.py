@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from probhard.forecasting.models.baselines import last_value, seasonal_bootstrap, seasonal_naive
-from probhard.forecasting.models.blocks import TemporalBlocks
 from probhard.forecasting.models.classical import BaseForecast, base_forecast, reconcile
 from probhard.forecasting.models.systems import SYSTEMS
 
 if TYPE_CHECKING:
+    from probhard.forecasting.models.blocks import TemporalBlocks
     from probhard.forecasting.models.estimator import DeepVAREstimator
     from probhard.forecasting.models.network import DeepVAR
     from probhard.forecasting.models.pool import best_weights, pooled
@@ -37,6 +37,7 @@ LAZY = {
     "DeepVAR": "network",
     "DeepVAREstimator": "estimator",
     "DeepVARPredictor": "predictor",
+    "TemporalBlocks": "blocks",
     "best_weights": "pool",
     "pooled": "pool",
 }
