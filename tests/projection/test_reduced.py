@@ -11,6 +11,7 @@ from torch import Tensor
 import probhard as ph
 from probhard.errors import InfeasibleError
 from probhard.laws.covariance import Covariance, Diagonal
+from probhard.projection import near_rows, reduced_tangent
 from probhard.projection.base import Options, Projector
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.dispatch import projector_of
@@ -227,6 +228,10 @@ def test_reductions_agree_with_dense_algebra():
     for reduction in (SharedReduction(A, rows, torch.diag(w.sqrt())), BatchedReduction(A, rows, units, w.expand(1, N))):
         K = reduction.gram(torch.zeros(1, dtype=torch.int64))[0]
         torch.testing.assert_close(K, C @ P @ torch.diag(w) @ C.T)
+        some = torch.tensor([[7, 0, 9]])
+        part = reduction.select(torch.zeros(1, dtype=torch.int64))
+        torch.testing.assert_close(part.among(some)[0], K[some[0]][:, some[0]])
+        torch.testing.assert_close(part.push(y), reduction.push(y))
         torch.testing.assert_close(reduction.project(z), z @ P.T)
         torch.testing.assert_close(reduction.project_transpose(z), z @ P)
         torch.testing.assert_close(reduction.push(y), y @ (P @ torch.diag(w) @ C.T).T)
@@ -234,6 +239,46 @@ def test_reductions_agree_with_dense_algebra():
         torch.testing.assert_close(reduction.nearest(z, b) @ A.T, b)
         for got, expected in zip(reduction.matrices, (P, C @ P, C @ P @ torch.diag(w))):
             torch.testing.assert_close(got.reshape(expected.shape), expected)
+
+
+MANY = randn(60, N, seed=30)
+CLOSE = MANY @ INNER + 0.5
+
+
+@pytest.mark.parametrize("spread", [0.15, 0.3])
+def test_few_rows_near_their_sides_are_solved_first_and_all_rows_checked(spread, monkeypatch):
+    """Some elements have violated rows only after the first solve; all points, tangents and gradients are the same."""
+    batch = 200
+    weight, z = rand(batch, N, seed=31) + 0.1, INNER + spread * randn(batch, N, seed=32)
+    constraint = ph.LinearEquality(A, B) & ph.LinearInequality(MANY, CLOSE)
+    solved: list[int] = []
+    whole = BatchedReduction.gram
+    monkeypatch.setattr(BatchedReduction, "gram", lambda own, part: solved.append(len(part)) or whole(own, part))
+
+    def answers(few: float) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(near_rows, "FEW", few)
+        monkeypatch.setattr(reduced_tangent, "FEW", few)
+        leaves = z.clone().requires_grad_(), weight.clone().requires_grad_()
+        ours = projector(constraint, Diagonal(leaves[1]), z)
+        assert isinstance(ours, ReducedProjector)
+        with torch.no_grad():
+            plain = projector(constraint, Diagonal(weight), z).solve(z)
+        assert bool(plain.stats.converged.all())
+        solution = ours.solve(leaves[0])
+        spread = solution.tangent.variance(Diagonal(weight))
+        slopes = torch.autograd.grad((solution.value**3).sum() + spread.square().sum(), leaves)
+        return plain.value, plain.tangent.apply(z), solution.value, spread, *slopes
+
+    few = answers(1.0)
+    assert solved, "no element has a row that is violated later"
+    assert max(solved) < 0.5 * batch
+    solved.clear()
+    every = answers(0.0)
+    assert max(solved) > 20
+    for one, two in zip(few, every):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
+    face = FaceProjector(parts_of(constraint, N), Diagonal(weight), Options()).solve(z)
+    torch.testing.assert_close(few[0], face.value, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("stage", ["pivoting", "relaxation", "interior point"])

@@ -9,7 +9,7 @@ where the equalities alone leave a row violated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -22,21 +22,21 @@ from probhard.errors import ProbhardError
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
 from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
+from probhard.projection import near_rows
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.checked import finished, within
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.diagnosis import check_capacity
-from probhard.projection.lifting import joined, lift, shared
-from probhard.projection.merged_rows import independent_rows
+from probhard.projection.lifting import lift, shared
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import FaceProjector, censored_laws
+from probhard.projection.reduced_rows import ReducedRows
 from probhard.projection.reduced_tangent import ReducedTangent, on_face
 from probhard.rows.dense import DenseRows
 from probhard.rows.reduction import BatchedReduction, Reduction, SharedReduction
 from probhard.solvers import pivoting
 from probhard.solvers.pivoting import DualProblem, Sides
 
-STEPS = 8  # usual number of factors of an element; a reduction for each element must not cost more than they do
 ACCURATE = 0.1  # violation above which a point is refined, relative to what is tolerated
 _KNOWN: Recent[SharedReduction] = Recent()
 
@@ -103,48 +103,6 @@ def _shared(parts: Parts, rows: ReducedRows, weight: Covariance) -> SharedReduct
     return _KNOWN.get(key, lambda: SharedReduction(rows.equal, rows.unequal, root.root_matrix()))
 
 
-@dataclass(frozen=True)
-class ReducedRows:
-    """The rows of all parts in float64."""
-
-    equal: Tensor  # A, (q, n), without redundant rows
-    right: Tensor  # b, (*batch, q)
-    unequal: Tensor  # C: rows G, then a unit row for each bounded variable, (m, n)
-    lower: Tensor  # l, (*batch, m)
-    upper: Tensor  # h, (*batch, m)
-    bounded: Tensor  # variables with a finite bound, (k,)
-
-    @classmethod
-    def of(cls, parts: Parts, like: Tensor) -> ReducedRows:
-        """The rows, cached with the plan if the data are constant."""
-        known: ReducedRows | None = (parts.kept or {}).get((cls, like.device))
-        if known is not None:
-            return known
-        n = parts.variables
-        lower, upper = parts.bounds(like)
-        bounded = (torch.isfinite(lower) | torch.isfinite(upper)).reshape(-1, n).any(0).nonzero().squeeze(-1)
-        equal, right = like.new_zeros(0, n), like.new_zeros(0)
-        if parts.linear is not None:
-            equal, right = independent_rows(parts.linear, like)
-        rows = [part.prepared.map.at(like).dense() for part in parts.inequalities]
-        rows.append(torch.eye(n, dtype=like.dtype, device=like.device).index_select(0, bounded))
-        most = [part.d.to(like) for part in parts.inequalities]
-        least = [torch.full_like(d.detach(), -torch.inf) for d in most]
-        lower, upper = lower.index_select(-1, bounded), upper.index_select(-1, bounded)
-        made = cls(equal, right, torch.cat(rows), joined([*least, lower]), joined([*most, upper]), bounded)
-        if parts.kept is not None:
-            parts.kept[cls, like.device] = made
-        return made
-
-    def pays(self, constant: bool) -> bool:
-        """Whether factors of active rows cost less than factors of all rows with their auxiliary variables."""
-        (q, n), m = self.equal.shape, len(self.unequal)
-        p = m - len(self.bounded)
-        every, active = (q + p) ** 2 * (n + p + (q + p) / 3), min(m, n - q) ** 3 / 3
-        once = 0 if constant else (q * q + p * p) * n + m * m * q
-        return active <= every and once <= STEPS * every
-
-
 class ReducedProjector(Projector):
     """Projects on shared dense rows and bounds under a weight with a reduction.
 
@@ -188,13 +146,13 @@ class ReducedProjector(Projector):
         base = reduction.nearest(point, rows.right)
         value = reduction.image(base)
         lower, upper = (reduction.scale * x for x in (rows.lower, rows.upper))
-        sides, active = self._sides(point, base, value, lower, upper)
+        sides, active, moves = self._sides(point, base, value, lower, upper)
         y, side = sides.multiplier.reshape(value.shape), active.side
         bound = torch.where(side == 0, 0.0, torch.where(side < 0, lower, upper))
         traced = torch.is_grad_enabled() and (value.requires_grad or bound.requires_grad)
         if traced and self.trained is None:
-            y = active.solve(value - bound)
-        u = base - reduction.push(y)
+            y, moves = active.solve(value - bound), None
+        u = base - (reduction.push(y) if moves is None else moves)
         tangent = active
         if self.trained is not None:
             tangent = ReducedTangent(lambda: self.traced, side, active.fixed, active.elements, active.owner)
@@ -241,26 +199,37 @@ class ReducedProjector(Projector):
 
     def _sides(
         self, point: Tensor, base: Tensor, value: Tensor, lower: Tensor, upper: Tensor
-    ) -> tuple[Sides, ReducedTangent]:
-        """Sides and tangents without gradients of the weight; K is formed only for elements with a violated row."""
-        lead, m = value.shape[:-1], value.shape[-1]
+    ) -> tuple[Sides, ReducedTangent, Tensor | None]:
+        """Sides, tangents and, if known, moves ``S C^T y`` without gradients of the weight.
+
+        K is formed only for elements with a violated row, and among few rows where few can be active.
+        """
+        lead, m, reduction = value.shape[:-1], value.shape[-1], self.reduction
         flat = [x.detach().expand(value.shape).reshape(-1, m) for x in (value, lower, upper)]
         outside = ((flat[0] > flat[2]) | (flat[0] < flat[1]) | (flat[1] == flat[2])).any(-1)
-        number = self.reduction.numbers(lead)
+        number = reduction.numbers(lead)
         index = outside.nonzero().squeeze(-1)
         elements, found = torch.unique(number.index_select(0, index), return_inverse=True)
         elements = elements if len(elements) else number[:1]
-        gram = self.reduction.gram(elements)
         owner = torch.zeros_like(number).index_copy(0, index, found)
         steps = torch.ones_like(number)
         sides = Sides(torch.zeros_like(flat[0], dtype=torch.int8), torch.zeros_like(flat[0]), steps, steps > 0)
+        gram, moves = None, None
         if len(index):
             size = self._size(point, base).reshape(-1, m)
             rank = self.parts.variables - len(self.rows.equal)
-            problem = DualProblem(gram, owner, flat[0], flat[1], flat[2], size, rank)
-            sides = sides.placed(index, pivoting.solve(problem.select(index)))
+            problem = DualProblem(value.new_empty(0, m, m), owner, flat[0], flat[1], flat[2], size, rank).select(index)
+            own = len(index) == len(elements) and isinstance(reduction, BatchedReduction)
+            rows = near_rows.near_rows(problem) if own else None
+            if rows is None:
+                gram = reduction.gram(elements)
+                part = pivoting.solve(replace(problem, gram=gram))
+            else:
+                part, moved = near_rows.solve(problem, reduction.select(elements), rows)
+                moves = base.new_zeros(len(number), base.shape[-1]).index_copy(0, index, moved).reshape(base.shape)
+            sides = sides.placed(index, part)
         side = sides.side.reshape(value.shape)
-        return sides, ReducedTangent(lambda: self.reduction, side, self._fixed(side), elements, owner, gram)
+        return sides, ReducedTangent(lambda: reduction, side, self._fixed(side), elements, owner, gram), moves
 
     @torch.no_grad()
     def _size(self, point: Tensor, base: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from probhard.laws.covariance import Covariance, Dense, Diagonal, LowRank
+from probhard.projection.near_rows import FEW
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.reduction import BatchedReduction, Reduction
 from probhard.solvers.pivoting import RIDGE, ActiveRows
@@ -67,8 +68,13 @@ class ReducedTangent(Differential):
     @cached_property
     def lower(self) -> Tensor:
         """Cholesky factor of K_aa, (*lead, k, k)."""
+        active, count = self.active, self.active.used.numel()
+        if self.known is None and count <= FEW * len(self.elements) * self.side.shape[-1]:
+            lead = self.side.shape[:-1]
+            part = self.reduction.select(self.reduction.numbers(lead))
+            return active.factored(part.among(active.index.flatten(0, -2)).unflatten(0, lead))[0]
         gram = self.reduction.gram(self.elements) if self.known is None else self.known
-        return self.active.factor(self.active.rows(gram, self.owner))[0]
+        return active.factor(active.rows(gram, self.owner))[0]
 
     def solve(self, r: Tensor) -> Tensor:
         """``K_aa^-1 r_a`` among all rows, (..., *lead, m), for r (..., *lead, m)."""

@@ -15,6 +15,7 @@ Rows C are divided by their size ``sqrt(diag(C W C^T))``, so that K is at most 1
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from functools import cached_property
 
 import torch
@@ -48,6 +49,14 @@ class Reduction(ABC):
     @abstractmethod
     def gram(self, elements: Tensor) -> Tensor:
         """K of some batch elements (k,), by their flat numbers: (k, m, m)."""
+
+    @abstractmethod
+    def select(self, elements: Tensor) -> Reduction:
+        """The reductions of some batch elements (k,), by their flat numbers."""
+
+    @abstractmethod
+    def among(self, index: Tensor) -> Tensor:
+        """K among some rows, (*batch, k, k), for their numbers (*batch, k)."""
 
     @property
     @abstractmethod
@@ -130,6 +139,12 @@ class SharedReduction(Reduction):
     def gram(self, elements: Tensor) -> Tensor:
         return self.square.expand(len(elements), -1, -1)
 
+    def select(self, elements: Tensor) -> Reduction:
+        return self
+
+    def among(self, index: Tensor) -> Tensor:
+        return self.square[index.unsqueeze(-1), index.unsqueeze(-2)]
+
     def lift(self, r: Tensor) -> Tensor:
         return r @ self.gain.mT
 
@@ -160,7 +175,7 @@ class BatchedReduction(Reduction):
             size = torch.cat([weight @ self.dense.square().mT, weight.index_select(-1, units)], -1)
             self.scale = size.clamp(min=TINY).rsqrt()
         if len(equal):
-            self.lower = torch.linalg.cholesky_ex(_weighted(equal, equal, weight)).L
+            self.lower = _factor(_weighted(equal, equal, weight))
 
     def gram(self, elements: Tensor) -> Tensor:
         weight, units, dense = self.weight.reshape(-1, self.weight.shape[-1]), self.units, self.dense
@@ -181,6 +196,26 @@ class BatchedReduction(Reduction):
             gram = gram - half.mT @ half
         return gram * (scale.unsqueeze(-1) * scale.unsqueeze(-2))
 
+    def select(self, elements: Tensor) -> BatchedReduction:
+        part = copy(self)
+        part.__dict__.pop("matrices", None)
+        part.weight = self.weight.reshape(-1, self.weight.shape[-1]).index_select(0, elements)
+        part.scale = self.scale.reshape(-1, len(self.rows)).index_select(0, elements)
+        part.batch = part.weight.shape[:-1]
+        if len(self.equal):
+            part.lower = self.lower.reshape(-1, *self.lower.shape[-2:]).index_select(0, elements)
+        return part
+
+    def among(self, index: Tensor) -> Tensor:
+        rows = self.rows.index_select(0, index.flatten()).reshape(*index.shape, -1)
+        rows = self.scale.gather(-1, index).unsqueeze(-1) * rows
+        weighted = rows * self.weight.unsqueeze(-2)
+        gram = weighted @ rows.mT
+        if len(self.equal):
+            half = torch.linalg.solve_triangular(self.lower, (weighted @ self.equal.mT).mT, upper=False)
+            gram = gram - half.mT @ half
+        return gram
+
     @cached_property
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
         eye = torch.eye(self.weight.shape[-1], dtype=self.weight.dtype, device=self.weight.device)
@@ -194,7 +229,12 @@ class BatchedReduction(Reduction):
 
     def solve(self, r: Tensor) -> Tensor:
         """``(A W A^T)^-1 r``, (..., q), for r (..., q)."""
-        return cholesky_solve(self.lower, r) if len(self.equal) else r
+        if not len(self.equal):
+            return r
+        if r.shape != self.lower.shape[:-1]:
+            return cholesky_solve(self.lower, r)
+        half = torch.linalg.solve_triangular(self.lower, r.unsqueeze(-1), upper=False)  # does not copy the factor
+        return torch.linalg.solve_triangular(self.lower.mT, half, upper=True).squeeze(-1)
 
     def lift(self, r: Tensor) -> Tensor:
         return self.weight * (self.solve(r) @ self.equal)
@@ -207,6 +247,15 @@ class BatchedReduction(Reduction):
 
     def pull(self, x: Tensor) -> Tensor:
         return self.image(self.project(self.weight * x))
+
+
+def _factor(gram: Tensor) -> Tensor:
+    """Cholesky factor of symmetric matrices, (*batch, q, q), in their place if they need no gradients."""
+    if gram.requires_grad:
+        return torch.linalg.cholesky_ex(gram).L
+    columns = gram.mT  # the order in which LAPACK works
+    info = torch.empty(gram.shape[:-2], dtype=torch.int32, device=gram.device)
+    return torch.linalg.cholesky_ex(columns, out=(columns, info)).L
 
 
 def _weighted(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:

@@ -84,9 +84,12 @@ class ActiveRows:
 
     def factor(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factors of K_aa (*lead, k, k) from the rows of K (*lead, k, m), and where they failed (*lead,)."""
-        square = rows.gather(-1, self.index.unsqueeze(-2).expand(*rows.shape[:-1], self.index.shape[-1]))
+        return self.factored(rows.gather(-1, self.index.unsqueeze(-2).expand(*rows.shape[:-1], self.index.shape[-1])))
+
+    def factored(self, square: Tensor) -> tuple[Tensor, Tensor]:
+        """Cholesky factors of K_aa (*lead, k, k), given with any entries at unused rows, and where they failed."""
         both = self.used.unsqueeze(-1) & self.used.unsqueeze(-2)
-        ridge = torch.where(self.used, RIDGE, 1.0).to(rows.dtype)
+        ridge = torch.where(self.used, RIDGE, 1.0).to(square.dtype)
         lower, info = torch.linalg.cholesky_ex(torch.where(both, square, 0.0) + torch.diag_embed(ridge))
         return lower, info != 0
 
@@ -146,6 +149,11 @@ def solve(problem: DualProblem) -> Sides:
         splits = Splits.of(problem).placed(left, splits)
     left = sides.unfinished
     return sides.placed(left, _from_inside(problem.select(left))) if len(left) else sides
+
+
+def settled(problem: DualProblem, sides: Sides, reached: Tensor) -> Tensor:
+    """Whether all rows of an element are on the sides they belong on, (L,) bool, for ``c - K y`` (L, m)."""
+    return sides.done & (_sides(problem, sides.side, reached, sides.multiplier) == sides.side).all(-1)
 
 
 def _pivoted(problem: DualProblem, side: Tensor, most: int) -> Sides:
