@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from experiments.reliability.recipes import Recipe, numbered
-from experiments.reliability.trial import SLOW, broken, failed, trial
+from experiments.reliability.trial import broken, failed, trial
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +39,6 @@ def test_nothing_infeasible_is_returned_as_feasible(kinds):
     def check(recipe: Recipe) -> None:
         record = trial(recipe)
         assert not broken(record), (recipe.stored, record)
-        assert record["seconds"] <= SLOW, (recipe.stored, record)
 
     check()
 
