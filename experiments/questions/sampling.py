@@ -23,6 +23,7 @@ from experiments.templates import Figure, MissingFigureError
 NAME = "sampling"
 PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
 SHAPE, SIZES, EPOCHS, RATE = (8, 40), (40, 10, 20), 200, 5e-3
+NETWORK = {"width": 16, "modes": (4, 4)}  # as the coarse grid allows
 CLOSED = "closed form"
 REBUTTAL = {CLOSED: (5.04e-6, 8.65e-4, 1.54), "10 draws": (1.35e-2, None, 14.2), "50 draws": (2.93e-5, None, 70.7)}
 
@@ -42,7 +43,8 @@ def table(request: Request) -> Table:
 
 
 def _coarse(job: Job) -> Job:
-    return replace(job, shape=SHAPE, sizes=SIZES, compiled=False, schedule=replace(job.schedule, lr=RATE))
+    schedule = replace(job.schedule, lr=RATE)
+    return replace(job, shape=SHAPE, sizes=SIZES, network=NETWORK, compiled=False, schedule=schedule)
 
 
 def _rows(lines: Lines) -> dict[str, list[Line]]:
