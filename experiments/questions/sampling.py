@@ -77,6 +77,7 @@ def render(lines: Lines) -> str:
         "seeds": len({line["seed"] for line in lines}),
         "gain": Figure(partial(_gain, lines)),
         "verdict": _verdict(lines),
+        "missing": ", ".join(name for name in TABLES[NAME].order if name not in _rows(lines)) or "none",
     }
     return templates.fill(PAGE, values)
 
