@@ -229,7 +229,7 @@ def test_results_do_not_depend_on_chunks(folder: Path, monkeypatch):
         ({"batch_size": 10**10}, [], "Lower batch_size, context_length"),
         ({"hidden_size": 10**7}, [], "Lower batch_size, context_length"),
         ({}, ["--horizon", str(10**9)], "or a shorter horizon"),
-        ({}, ["--draws", str(10**10)], "Ask for fewer draws"),
+        ({}, ["--draws", str(10**10)], "All draws of a step are held at once"),
     ],
 )
 def test_networks_beyond_history_or_memory(folder: Path, capsys, settings, options, text):

@@ -73,7 +73,14 @@ def test_jobs_of_the_table() -> None:
     grid = experiments.grid("none")
     paper = [unit for unit in grid.units if unit.window == "paper"]
     rolling = [unit for unit in grid.units if unit.window == "rolling"]
-    assert {unit.kind for unit in paper} == {"naive", "ets", "arima", "probhard-pool", *rows.TRAINED}
+    assert {unit.kind for unit in paper} == {
+        "naive",
+        "ets",
+        "arima",
+        "probhard-pool",
+        "probhard-default",
+        *rows.TRAINED,
+    }
     assert {unit.seed for unit in paper if unit.kind == "base"} == set(range(5))
     assert {unit.seed for unit in rolling if unit.kind == "base"} == set(range(3))
     assert {unit.kind for unit in rolling} == {"naive", "ets", "arima", "probhard-pool", *rows.ROLLED}

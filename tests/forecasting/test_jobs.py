@@ -58,7 +58,8 @@ def test_a_process_that_dies_becomes_a_note_and_is_not_kept(tmp_path: Path, monk
 def test_processes_are_ended_when_a_run_is_stopped(tmp_path: Path) -> None:
     script = tmp_path / "stopped.py"
     script.write_text(
-        "import os, pathlib, sys, time\n"
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it\n"
         "import numpy as np\n"
         "from probhard.forecasting.members.workers import run_series\n"
         "class Slow:\n"

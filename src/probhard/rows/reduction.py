@@ -207,7 +207,7 @@ class BatchedReduction(Reduction):
         return part
 
     def among(self, index: Tensor) -> Tensor:
-        rows = self.rows.index_select(0, index.flatten()).reshape(*index.shape, -1)
+        rows = self.rows.index_select(0, index.flatten()).reshape(*index.shape, self.rows.shape[-1])
         rows = self.scale.gather(-1, index).unsqueeze(-1) * rows
         weighted = rows * self.weight.unsqueeze(-2)
         gram = weighted @ rows.mT
