@@ -106,7 +106,7 @@ MOVED: dict[str, str | tuple[str, ...]] = {
     "probhard.structure.system": "probhard.rows.system",
     "probhard.structure.tree": "probhard.rows.tree",
     "probhard.structure.tree_kernels": "probhard.rows._kernels.tree",
-    "probhard.tangent.diagonal": ("probhard.tangent.linear", "probhard.laws.covariance"),
+    "probhard.tangent.diagonal": ("probhard.tangent.linear", "probhard.tangent.dispatch", "probhard.laws.covariance"),
     "probhard.tangent.projected": "probhard.tangent.covariance",
 }
 NOW_PACKAGES = {

@@ -9,7 +9,7 @@ import torch
 import probhard as ph
 from probhard._util.conjugate_gradients import conjugate_gradients, implicit_solve
 from probhard.rows.maps import SparseMap
-from probhard.tangent import linear
+from probhard.tangent import dispatch
 from probhard.tangent.iterative import IterativeTangent
 from registry import covariance, crossed, dense_projection, rand, randn
 
@@ -42,7 +42,7 @@ def test_gradients_of_a_solution_are_those_of_the_system():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 def test_the_projection_is_that_of_dense_algebra(kind, batch, monkeypatch):
-    monkeypatch.setattr(linear, "DENSE_NUMBERS", 0)
+    monkeypatch.setattr(dispatch, "DENSE_NUMBERS", 0)
     constraint = ph.Hierarchy(crossed(2, 3))
     n = constraint.variables
     loc, cov = 2 * randn(*batch, n), covariance(kind, *batch, n)
@@ -59,7 +59,7 @@ def test_the_projection_is_that_of_dense_algebra(kind, batch, monkeypatch):
 
 
 def test_gradients_reach_the_spectrum(monkeypatch):
-    monkeypatch.setattr(linear, "DENSE_NUMBERS", 0)
+    monkeypatch.setattr(dispatch, "DENSE_NUMBERS", 0)
     constraint = ph.LinearEquality(torch.eye(6)[1:] - 2 * torch.eye(6)[:-1], torch.zeros(5))
     inputs = [randn(6), rand(6), rand(6), rand(6)]
 

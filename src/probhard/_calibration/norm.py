@@ -21,7 +21,7 @@ from probhard._util.tensors import safe_sqrt
 from probhard.laws.covariance import Covariance, Dense, Diagonal, Factored
 from probhard.rows.dense import cholesky_solve
 from probhard.rows.system import LinearSystem
-from probhard.tangent.linear import Tangent, tangent_of
+from probhard.tangent import Tangent, tangent_of
 
 FORMED = 500  # up to this many rows H is formed, else it is applied by conjugate gradients
 CHUNK = 8_000_000  # numbers in columns of B at a time

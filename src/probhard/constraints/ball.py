@@ -7,10 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import checking
-from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints._reals import radius_and_center
+from probhard.constraints.base import Constraint, immutable
 from probhard.constraints.nonlinear import NonlinearEquality, NonlinearInequality
-from probhard.errors import InfeasibleError, ParameterError
 
 
 @immutable
@@ -30,19 +29,8 @@ class Ball(NonlinearInequality):
     center: Tensor | None
 
     def __init__(self, radius: Any, center: Any = None) -> None:
-        center = None if center is None else reals("The center of the ball", center)
-        self._set(radius=reals("The radius of the ball", radius), center=center, convex=True)
-        if checking():
-            if not bool((self.radius >= 0).all()):
-                raise InfeasibleError(
-                    f"The radius of the ball is {float(self.radius.min()):.6g} at its smallest.",
-                    "A ball of negative or undefined radius has no point.",
-                    "Give a radius of at least 0.",
-                )
-            if self.center is not None and not bool(torch.isfinite(self.center).all()):
-                raise ParameterError(
-                    "The center of the ball has NaN or infinite entries.", "No point is near it.", "Check the center."
-                )
+        size, place = radius_and_center("ball", radius, center)
+        self._set(radius=size, center=place, convex=True)
         middle = torch.zeros(1, dtype=torch.float64) if self.center is None else self.center
         self._set(function=NonlinearEquality(_beyond, (self.radius.unsqueeze(-1), middle), _slope))
 

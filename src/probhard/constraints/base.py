@@ -20,54 +20,6 @@ from torch import Tensor
 from probhard._util.tensors import relative
 from probhard.errors import ParameterError, ShapeError
 
-
-def reals(name: str, values: Any) -> Tensor:
-    """Convert the data of a constraint to a real tensor.
-
-    Args:
-        name: What the data is, for errors.
-        values: A number, an array, a frame or a tensor.
-
-    Returns:
-        A floating-point tensor; float64 unless ``values`` is a floating-point tensor already.
-
-    Raises:
-        ParameterError: The data is complex or not numeric.
-    """
-    if not isinstance(values, Tensor):
-        array = np.asarray(values) if hasattr(values, "__array__") else values  # also frames
-        check_real(name, array)  # a cast would drop the imaginary part
-        try:
-            values = torch.as_tensor(array, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ParameterError(
-                f"{name}: got {values!r:.60}.",
-                "Constraints are made of real numbers.",
-                "Pass a number, an array or a tensor.",
-            ) from error
-    check_real(name, values)
-    return values if values.is_floating_point() else values.to(torch.float64)
-
-
-def check_real(name: str, values: Any) -> None:
-    """Reject complex data.
-
-    Args:
-        name: What the data is, for errors.
-        values: A tensor, an array or a sparse matrix.
-
-    Raises:
-        ParameterError: The data is complex.
-    """
-    dtype = getattr(values, "dtype", None)
-    if "complex" in str(dtype):
-        raise ParameterError(
-            f"{name}: got the dtype {dtype}.",
-            "Constraints are made of real numbers.",
-            "Treat real and imaginary parts as separate variables.",
-        )
-
-
 Arrays = dict[str, np.ndarray]
 STORED: dict[str, type[Constraint]] = {}  # constraints that can be saved as plain values, by ``stored_as``
 

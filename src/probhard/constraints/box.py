@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast, checking
+from probhard.constraints._reals import reals
 from probhard.constraints._time import spread_in_time
-from probhard.constraints.base import Arrays, Constraint, immutable, reals
+from probhard.constraints.base import Arrays, Constraint, immutable
 from probhard.errors import InfeasibleError, ParameterError, ShapeError
 
 

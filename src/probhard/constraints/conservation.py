@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import check_finite, checking
+from probhard.constraints._reals import reals
 from probhard.constraints._time import rows_in_time
-from probhard.constraints.base import immutable, reals
+from probhard.constraints.base import immutable
 from probhard.constraints.equality import LinearEquality, remembered
 from probhard.errors import ParameterError, ShapeError
 from probhard.rows.system import LinearSystem

@@ -14,7 +14,8 @@ import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints._reals import reals
+from probhard.constraints.base import Constraint, immutable
 from probhard.constraints.box import Box
 from probhard.constraints.shapes import (
     SLACK,

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from probhard._util.lru import Recent
 from probhard._util.tensors import broadcast, check_finite, checking
-from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints._reals import reals
+from probhard.constraints.base import Constraint, immutable
 from probhard.errors import ParameterError, ShapeError, optional
 
 Shapes = tuple[tuple[int, ...], ...]

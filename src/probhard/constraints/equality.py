@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from probhard._util.tensors import broadcast, broadcast_batch, check_finite, checking, relative
+from probhard.constraints._reals import check_real, reals
 from probhard.constraints._time import rows_in_time
-from probhard.constraints.base import Arrays, Constraint, check_real, immutable, reals
+from probhard.constraints.base import Arrays, Constraint, immutable
 from probhard.errors import InfeasibleError, ParameterError, RankError, ShapeError, check_choice
 from probhard.rows.disjoint import DisjointRows
 from probhard.rows.maps import DenseMap, arrays_of, matrix_of

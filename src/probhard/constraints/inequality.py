@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import OnDevice, broadcast_batch, check_finite, checking
+from probhard.constraints._reals import reals
 from probhard.constraints._time import rows_in_time
-from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.base import Constraint, immutable
 from probhard.constraints.box import Box
 from probhard.constraints.equality import real_matrix, remembered, scipy_from_sparse
 from probhard.constraints.monotone import Monotone

@@ -10,10 +10,11 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast, checking
-from probhard.constraints.base import immutable, reals
+from probhard._util.tensors import broadcast
+from probhard.constraints._reals import radius_and_center
+from probhard.constraints.base import immutable
 from probhard.constraints.shapes import SLACK, LiftedRows, Shape, Term, absolute_parts
-from probhard.errors import InfeasibleError, ParameterError, optional
+from probhard.errors import optional
 
 
 @immutable
@@ -33,20 +34,8 @@ class L1Ball(Shape):
     center: Tensor | None
 
     def __init__(self, radius: Any, center: Any = None) -> None:
-        center = None if center is None else reals("The center of the L1 ball", center)
-        self._set(radius=reals("The radius of the L1 ball", radius), center=center)
-        if not checking():
-            return
-        if not bool((self.radius >= 0).all()):
-            raise InfeasibleError(
-                f"The radius of the L1 ball is {float(self.radius.min()):.6g} at its smallest.",
-                "A ball of negative or undefined radius has no point.",
-                "Give a radius of at least 0.",
-            )
-        if self.center is not None and not bool(torch.isfinite(self.center).all()):
-            raise ParameterError(
-                "The center of the L1 ball has NaN or infinite entries.", "No point is near it.", "Check the center."
-            )
+        size, place = radius_and_center("L1 ball", radius, center)
+        self._set(radius=size, center=place)
 
     @property
     def variables(self) -> int | None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import broadcast, check_finite, checking, matvec
-from probhard.constraints.base import immutable, reals
+from probhard.constraints._reals import reals
+from probhard.constraints.base import immutable
 from probhard.constraints.cones import Cone
 from probhard.constraints.shapes import Term
 from probhard.errors import ParameterError, ShapeError, optional

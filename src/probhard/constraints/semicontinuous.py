@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import checking
+from probhard.constraints._reals import reals
 from probhard.constraints._time import spread_in_time
-from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.base import Constraint, immutable
 from probhard.errors import ParameterError
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from probhard._util.tensors import check_finite, checking
+from probhard.constraints._reals import reals
 from probhard.constraints._time import numbers_in_time
-from probhard.constraints.base import Constraint, immutable, reals
+from probhard.constraints.base import Constraint, immutable
 from probhard.constraints.box import NonNegative
 from probhard.constraints.conservation import Conservation
 from probhard.constraints.shapes import check_slices, profile_width, profiles, slices_text

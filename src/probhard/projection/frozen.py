@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from probhard.constraints.base import Constraint
+from probhard.constraints.equality import LinearEquality
 from probhard.errors import ParameterError
-from probhard.laws.covariance import Covariance
+from probhard.metric import Metric
 from probhard.projection.base import Options
 from probhard.projection.iterated import IteratedProjector, iterated
 from probhard.projection.linear import LinearProjector
@@ -133,25 +134,42 @@ class FrozenIterations(nn.Module):
         return torch.cat(parts, -1).amax(-1)
 
 
-def frozen(constraint: Constraint, n: int, weight: Covariance, options: Options) -> FrozenProjection | FrozenIterations:
-    """The projection on one set under one weight, in float64.
+def frozen(
+    constraint: Constraint, metric: Metric, variables: int | None, iterations: int | None
+) -> FrozenProjection | FrozenIterations:
+    """The projection on one set under a fixed metric, in float64.
 
     Args:
-        constraint: A ``LinearEquality``, or any polyhedral set if there are ``options.iterations``.
-        n: Number of variables.
-        weight: W, over (n,).
-        options: Options of the layer.
+        constraint: A ``LinearEquality``, or any polyhedral set if there are ``iterations``.
+        metric: The metric.
+        variables: Their number n; None for that of the constraint.
+        iterations: Number of iterations for sets with inequalities.
 
     Raises:
-        ParameterError: The data have batch dimensions, or a part is not polyhedral.
+        ParameterError: The metric is not fixed, n is not known, the data have batch dimensions, or a part is not
+            polyhedral.
     """
-    parts = parts_of(constraint, n)
-    if parts.linear is not None and parts.only_equalities and parts.nonlinear is None:
-        zero = torch.zeros(n, dtype=torch.float64)
-        solution = LinearProjector(parts.linear, weight, options).solve(zero)
-        return FrozenProjection(solution.tangent.apply(torch.eye(n).to(zero)).mT.contiguous(), solution.value)
-    iterated(parts)  # checks them
-    return FrozenIterations(IteratedProjector(parts, weight, options))
+    if not metric.fixed or not (isinstance(constraint, LinearEquality) or iterations):
+        raise ParameterError(
+            f"freeze() got the metric {type(metric).__name__} and a {type(constraint).__name__}.",
+            "Only a fixed metric has the same matrices for all inputs, and inequalities need iterations.",
+            "Use metric='orthogonal', a DiagonalMetric, LowRankMetric or DenseMetric, and DPPL(iterations=K).",
+        )
+    n = constraint.variables if variables is None else variables
+    if n is None:
+        raise ParameterError(
+            f"freeze() got {constraint!r}, which fits any number of variables.",
+            "Buffers have a fixed size.",
+            "Pass variables=n.",
+        )
+    zero, options = torch.zeros(n, dtype=torch.float64), Options(iterations=iterations)
+    with torch.no_grad():
+        weight, parts = metric.weight(zero, None), parts_of(constraint, n)
+        if parts.linear is not None and parts.only_equalities and parts.nonlinear is None:
+            solution = LinearProjector(parts.linear, weight, options).solve(zero)
+            return FrozenProjection(solution.tangent.apply(torch.eye(n).to(zero)).mT.contiguous(), solution.value)
+        iterated(parts)  # checks them
+        return FrozenIterations(IteratedProjector(parts, weight, options))
 
 
 def check_dtype(z: Tensor, buffer: Tensor) -> None:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from probhard._util.tensors import broadcast_batch, check_finite, checking, no_autocast
 from probhard.constraints.base import Constraint
-from probhard.constraints.equality import LinearEquality
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale, as_location_scale
@@ -234,24 +233,7 @@ class DPPL(nn.Module):
         Raises:
             ParameterError: The metric is not fixed, the constraint is not of these kinds, or n is not known.
         """
-        alone = isinstance(constraint, LinearEquality)
-        if not self.metric.fixed or not (alone or self.iterations):
-            raise ParameterError(
-                f"freeze() got the metric {type(self.metric).__name__} and a {type(constraint).__name__}.",
-                "Only a fixed metric has the same matrices for all inputs, and inequalities need iterations.",
-                "Use metric='orthogonal', a DiagonalMetric, LowRankMetric or DenseMetric, and DPPL(iterations=K).",
-            )
-        n = constraint.variables if variables is None else variables
-        if n is None:
-            raise ParameterError(
-                f"freeze() got {constraint!r}, which fits any number of variables.",
-                "Buffers have a fixed size.",
-                "Pass variables=n.",
-            )
-        like = torch.zeros(n, dtype=torch.float64)
-        with torch.no_grad():
-            options = Options(iterations=self.iterations)
-            made = frozen(constraint, n, self.metric.weight(like, None), options)
+        made = frozen(constraint, self.metric, variables, self.iterations)
         return made.to(dtype or torch.get_default_dtype())
 
     def _projector(

@@ -1,4 +1,4 @@
-"""Means of projected draws that are feasible themselves.
+"""Moments of projected draws, and means that are feasible themselves.
 
 An average of feasible points is feasible on a convex set only, and to rounding of the largest draws: if they cancel,
 the average leaves the set. Averages are computed in float64. Where one is still infeasible it is projected, and it is
@@ -32,6 +32,16 @@ def moments_of(draws: Tensor, unit_variance: float | Tensor) -> tuple[Tensor, Te
     mean = double.mean(0)
     scale = safe_sqrt((double - mean).square().mean(0) / unit_variance)
     return mean.to(draws.dtype), scale.to(draws.dtype)
+
+
+def replaced(draws: Tensor, failed: Tensor) -> Tensor:
+    """Fixed draws (S, *batch, n) with failed ones (S, *batch) replaced by the next that did not fail."""
+    for _ in range(len(draws) - 1):
+        if not bool(failed.any()):
+            break
+        draws = torch.where(failed.unsqueeze(-1), draws.roll(1, 0), draws)
+        failed = failed & failed.roll(1, 0)
+    return draws
 
 
 def feasible_mean(mean: Tensor, loc: Tensor, constraint: Constraint, projector: Projector, policy: Policy) -> Tensor:

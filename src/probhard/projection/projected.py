@@ -19,7 +19,7 @@ from probhard.laws.base import LinearMap
 from probhard.laws.covariance import Covariance
 from probhard.laws.distribution import LocationScale, Marginals
 from probhard.projection.base import Projector, Solution, Stats
-from probhard.projection.means import feasible_mean, moments_of
+from probhard.projection.means import feasible_mean, moments_of, replaced
 from probhard.projection.policy import Policy, blanked, failure
 from probhard.tangent import Differential, ProjectedCovariance
 
@@ -267,7 +267,7 @@ class Projected(td.Distribution):
             lost = ~solution.stats.converged & (not self.policy.approximate)
             self._draws = blanked(solution.value, lost)
             if failed is not None:
-                self._draws = _replaced(self._draws, lost)
+                self._draws = replaced(self._draws, lost)
                 self.policy.failures.masked -= int(failed.sum())  # they are draws, not means
                 self._count_redrawn(int(failed.sum()))
         return self._draws
@@ -294,13 +294,3 @@ class Projected(td.Distribution):
             warnings.warn(f"{message} They are NaN.", RuntimeWarning, stacklevel=3)
             return torch.where(bad.unsqueeze(-1), torch.nan, value)
         raise self.policy.error(replace(solution.stats, converged=~bad), self.projector, z, "draws")
-
-
-def _replaced(draws: Tensor, failed: Tensor) -> Tensor:
-    """Fixed draws (S, *batch, n) with failed ones (S, *batch) replaced by the next that did not fail."""
-    for _ in range(len(draws) - 1):
-        if not bool(failed.any()):
-            break
-        draws = torch.where(failed.unsqueeze(-1), draws.roll(1, 0), draws)
-        failed = failed & failed.roll(1, 0)
-    return draws

@@ -4,7 +4,8 @@ from probhard.laws.covariance import Identity
 from probhard.tangent.base import Differential
 from probhard.tangent.coupled import DenseTangent, LowRankTangent
 from probhard.tangent.covariance import ProjectedCovariance
-from probhard.tangent.linear import DiagonalTangent, PinnedTangent, Tangent, tangent_of
+from probhard.tangent.dispatch import tangent_of
+from probhard.tangent.linear import DiagonalTangent, PinnedTangent, Tangent
 
 __all__ = [
     "DenseTangent",

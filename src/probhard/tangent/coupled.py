@@ -124,7 +124,24 @@ class LowRankTangent(Tangent):
         return variance.clamp(min=0)
 
 
-class DenseTangent(Tangent):
+class JointTangent(Tangent):
+    """Any W: all rows are solved together in float64, those that pin a variable among them.
+
+    Args:
+        system: The rows.
+        weight: W.
+    """
+
+    def __init__(self, system: LinearSystem, weight: Covariance) -> None:
+        like = weight.diagonal().new_empty(0, dtype=torch.float64)
+        self.given, self.system = weight, system.coupled.at(like)
+        self.known = None if system.pins is None else system.pins.at(like)
+        assert self.system.core is not None
+        self.core = self.system.core
+        self.weight = (weight if system.held is None else weight.scaled(_mask(system, weight))).to(torch.float64)
+
+
+class DenseTangent(JointTangent):
     """Any W, by its products with the rows of A: Cholesky of the q x q matrix ``A W A^T``.
 
     Args:
@@ -133,13 +150,7 @@ class DenseTangent(Tangent):
     """
 
     def __init__(self, system: LinearSystem, weight: Covariance) -> None:
-        self.given = weight
-        like = weight.diagonal().new_empty(0, dtype=torch.float64)
-        self.system = system.coupled.at(like)
-        self.known = None if system.pins is None else system.pins.at(like)
-        assert self.system.core is not None
-        self.core = self.system.core
-        self.weight = (weight if system.held is None else weight.scaled(_mask(system, weight))).to(torch.float64)
+        super().__init__(system, weight)
         matrix = self.core.dense()  # (*batch, q, n)
         rows = matrix.movedim(-2, 0)
         rows = rows.reshape(rows.shape[0], *[1] * (len(weight.shape) - rows.dim() + 1), *rows.shape[1:])

@@ -16,11 +16,11 @@ from probhard._util.tensors import safe_sqrt
 from probhard.laws.base import CHUNK
 from probhard.laws.covariance import Covariance, Diagonal, Factored
 from probhard.rows.system import LinearSystem
+from probhard.tangent.coupled import JointTangent
 from probhard.tangent.few_rows import factor_variance
-from probhard.tangent.linear import Tangent
 
 
-class IterativeTangent(Tangent):
+class IterativeTangent(JointTangent):
     """Any ``W = D + G G^T`` by its products.
 
     Args:
@@ -29,18 +29,8 @@ class IterativeTangent(Tangent):
     """
 
     def __init__(self, system: LinearSystem, weight: Factored) -> None:
-        self.given = weight
-        like = weight.diagonal().new_empty(0, dtype=torch.float64)
-        self.system = system.coupled.at(like)
-        self.known = None if system.pins is None else system.pins.at(like)
-        assert self.system.core is not None
-        self.core = self.system.core
-        double = weight.to(torch.float64)
-        if system.held is not None:
-            ones = torch.ones(system.variables, dtype=torch.float64, device=like.device)
-            double = double.scaled(ones.index_fill(0, system.held.to(like.device), 0.0))
-        self.weight = double
-        self.factor = self.core.factor(double.diagonal().detach())
+        super().__init__(system, weight)
+        self.factor = self.core.factor(self.weight.diagonal().detach())
 
     def multiplier(self, r: Tensor) -> Tensor:
         def product(y: Tensor) -> Tensor:

@@ -29,28 +29,6 @@ from probhard.tangent.few_rows import FEW_ROWS, factor_variance, few_rows_varian
 from probhard.tangent.functionals import structured_variance
 
 RANGE = 1e15  # weights in float32 beyond it, or below its inverse, are solved in float64
-DENSE_NUMBERS = 50_000_000  # up to this many numbers in W A^T, correlated weights are solved by a dense factor
-
-
-def tangent_of(system: LinearSystem, weight: Covariance) -> Tangent:
-    """The tangent of rows under a metric weight.
-
-    Args:
-        system: The rows.
-        weight: W, (*batch, n).
-    """
-    if isinstance(weight, Diagonal):
-        return PinnedTangent(system, weight) if system.core is None else DiagonalTangent(system, weight)
-    from probhard.tangent.coupled import CoherentTangent, DenseTangent, LowRankTangent  # it imports this module
-    from probhard.tangent.iterative import IterativeTangent
-
-    if isinstance(weight, HierarchyFactors) and coherent(system, weight):
-        return CoherentTangent(system, weight)
-    if isinstance(weight, LowRank) and (not checking() or bool((weight.diagonal_part > 0).all())):
-        return LowRankTangent(system, weight)
-    if isinstance(weight, Factored) and system.row_count * weight.diagonal().numel() > DENSE_NUMBERS:
-        return IterativeTangent(system, weight)
-    return DenseTangent(system, weight)
 
 
 def coherent(system: LinearSystem, cov: Covariance) -> bool:

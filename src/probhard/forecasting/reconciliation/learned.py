@@ -39,7 +39,7 @@ from probhard.laws import Diagonal, LocationScale, LowRank
 from probhard.laws.base import Covariance
 from probhard.laws.covariance import Identity
 from probhard.score import crps
-from probhard.tangent.linear import Tangent, tangent_of
+from probhard.tangent import Tangent, tangent_of
 
 STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
 NEAR_STRENGTH = 4.0  # the same where one forecast is reconciled and nothing is pooled
