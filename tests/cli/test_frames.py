@@ -68,3 +68,9 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: Any, name: str, content: by
     assert f"{name} cannot be read: " in message
     assert all(part in message for part in frames.FORMAT_HELP[path.suffix])
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "names.csv").write_text("state,ds,ETS\n")
+    with pytest.raises(ph.ParameterError, match=r"names\.csv has no rows"):
+        frames.read(tmp_path / "names.csv", [])

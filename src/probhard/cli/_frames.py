@@ -51,7 +51,7 @@ def read(path: Path, texts: Sequence[str]) -> Any:
             "Check the path, or convert the file.",
         )
     try:
-        return _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
+        frame = _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
     except (ParameterError, MissingExtraError):
         raise
     except Exception as error:  # damaged files make the libraries raise errors of any type
@@ -60,6 +60,11 @@ def read(path: Path, texts: Sequence[str]) -> Any:
             f"{path} cannot be read: {reason.splitlines()[0].rstrip('.')}.",
             *FORMAT_HELP[path.suffix],
         ) from error
+    if not len(frame):
+        raise ParameterError(
+            f"{path} has no rows.", "Only the names of its columns were found.", "Check how the file was exported."
+        )
+    return frame
 
 
 def write(path: Path, frame: Any) -> None:
