@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import probhard as ph
-from experiments import templates
+from experiments import pictures, templates
 from experiments.alarm_cases import Case, cases, flat_start, loads, power_flow
 from experiments.records import Records
-from experiments.table import Lines, Request, Table, measured
+from experiments.table import Line, Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
 from probhard.errors import check_choices
 
@@ -34,7 +34,7 @@ STEP = "training step"  # a case of its own: power flow, batch of 64
 COUNT, CHUNK, SAMPLE = 10_000, 1000, 100  # points, points at once, points for SLSQP
 FEASIBLE, NEAR = 1e-8, 1e-6  # largest violation of a feasible point, and tolerance of distances
 BATCH, ROUNDS = 64, 7
-COLOURS = {"ours": "#1baf7a", "SLSQP": "#9aa5b1"}
+COLOURS = {"ours": pictures.GREEN, "SLSQP": pictures.GREY}
 
 
 def measure(case: Case, points: str, count: int = COUNT, sample: int = SAMPLE) -> dict[str, Any]:
@@ -178,18 +178,18 @@ def _lines(case: Case, points: str, count: int = COUNT, sample: int = SAMPLE) ->
     return [measure(case, points, count, sample)]
 
 
-def render(lines: Sequence[Mapping[str, Any]]) -> str:
+def render(lines: Lines) -> str:
     """Return the page."""
     return templates.fill(
         PAGE, {"convergence": _convergence(lines), "peer": _peer(lines), "step": Figure(partial(_step, lines))}
     )
 
 
-def _projections(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _projections(lines: Lines) -> list[Line]:
     return [line for line in lines if line["case"] != STEP]
 
 
-def _convergence(lines: Sequence[Mapping[str, Any]]) -> str:
+def _convergence(lines: Lines) -> str:
     """What our solver does with all points."""
     rows = [
         [
@@ -207,7 +207,7 @@ def _convergence(lines: Sequence[Mapping[str, Any]]) -> str:
     return templates.table(names, rows)
 
 
-def _peer(lines: Sequence[Mapping[str, Any]]) -> str:
+def _peer(lines: Lines) -> str:
     """Our points beside those of SLSQP."""
     rows = [
         [
@@ -233,7 +233,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
 
-def _step(lines: Sequence[Mapping[str, Any]], field: str) -> str:
+def _step(lines: Lines, field: str) -> str:
     """A number of the training step: ``ours``, ``free`` or ``ratio``."""
     for line in lines:
         if line["case"] == STEP:
@@ -242,7 +242,7 @@ def _step(lines: Sequence[Mapping[str, Any]], field: str) -> str:
     raise MissingFigureError(field)
 
 
-def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def plot(path: Path, lines: Lines) -> None:
     """Write the figure: times per point of both solvers."""
     from matplotlib.figure import Figure as Canvas
 
@@ -257,6 +257,4 @@ def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="CPU milliseconds per point, one thread")
     axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from experiments import templates
+from experiments import pictures, templates
 from experiments.first_order_cases import CHUNK, GROUPS, Case, cases
 from experiments.records import Records
-from experiments.table import Lines, Request, Table, measured
+from experiments.table import Line, Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
 from probhard.errors import check_choices
 from probhard.laws.marginals import Marginals
@@ -65,11 +65,11 @@ RULES = {
 }
 DISTANCES = ("hierarchy", "flow", "rows")  # groups whose spread is a distance in sds
 COLOURS = {
-    "delta": "#9aa5b1",
-    "second-order": "#1baf7a",
+    "delta": pictures.GREY,
+    "second-order": pictures.GREEN,
     "16 draws": "#f4b393",
-    "monte-carlo": "#eb6834",
-    "censored": "#2a78d6",
+    "monte-carlo": pictures.ORANGE,
+    "censored": pictures.BLUE,
     "mean-field": "#7b3fb5",
 }
 PANELS = {  # title: group, setting, label of the spread
@@ -153,7 +153,7 @@ def table(request: Request) -> Table:
     return Table("first-order", KEYS, measured(pieces), render, plot)
 
 
-def render(lines: Sequence[Mapping[str, Any]]) -> str:
+def render(lines: Lines) -> str:
     """Return the page: what each rule loses against the exact law, and at what cost."""
     values = {
         "crps": Figure(partial(_crps_table, lines)),
@@ -165,17 +165,17 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
     return templates.fill(PAGE, values)
 
 
-def _crps_table(lines: Sequence[Mapping[str, Any]], group: str) -> str:
+def _crps_table(lines: Lines, group: str) -> str:
     """What every rule loses in CRPS, in per cent of the exact law's own."""
     return _table(lines, group, lambda line: _percent(line["crps"]))
 
 
-def _error_table(lines: Sequence[Mapping[str, Any]], group: str) -> str:
+def _error_table(lines: Lines, group: str) -> str:
     """Errors of means and variances of every rule."""
     return _table(lines, group, lambda line: f"{line['mean']:.3f} / {line['variance']:.3f}")
 
 
-def _table(lines: Sequence[Mapping[str, Any]], group: str, cell: Callable[[Mapping[str, Any]], str]) -> str:
+def _table(lines: Lines, group: str, cell: Callable[[Line], str]) -> str:
     own = {(line["setting"], line["spread"], line["rule"]): line for line in lines if line["group"] == group}
     if not own:
         raise MissingFigureError(group)
@@ -188,7 +188,7 @@ def _table(lines: Sequence[Mapping[str, Any]], group: str, cell: Callable[[Mappi
     return templates.table(["case", *columns] if len(rows[0]) > len(columns) else columns, rows)
 
 
-def _cost_table(lines: Sequence[Mapping[str, Any]]) -> str:
+def _cost_table(lines: Lines) -> str:
     """The median time of a step of every rule over that of delta, by group."""
     rules = [*(rule for rule in CURVED if rule != FEASIBLE), "censored", "mean-field"]
     rows = []
@@ -198,7 +198,7 @@ def _cost_table(lines: Sequence[Mapping[str, Any]]) -> str:
     return templates.table(["case", *rules], rows)
 
 
-def _ratio(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
+def _ratio(lines: Lines, argument: str) -> str:
     """The median time over that of delta: ``group; rule``."""
     group, rule = (part.strip() for part in argument.split(";"))
     times: dict[str, dict[tuple[Any, ...], float]] = {"delta": {}, rule: {}}
@@ -210,7 +210,7 @@ def _ratio(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
     return f"{statistics.median(time / times['delta'][key] for key, time in times[rule].items()):.1f}"
 
 
-def _figure(lines: Sequence[Mapping[str, Any]], argument: str) -> str:
+def _figure(lines: Lines, argument: str) -> str:
     """One number: ``group; setting; spread; rule; field``, CRPS in per cent."""
     group, setting, spread, rule, field = (part.strip() for part in argument.split(";"))
     for line in lines:
@@ -223,7 +223,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.2g}" if 100 * value >= FLOOR else "0"
 
 
-def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def plot(path: Path, lines: Lines) -> None:
     """Write the figure: loss in CRPS over the spread, one panel per kind of constraint."""
     from matplotlib.figure import Figure as Canvas
 
@@ -245,7 +245,5 @@ def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
             axes.set_xscale("log")
             axes.set_xticks(spreads, [f"{spread:g}" for spread in spreads])
             axes.minorticks_off()
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     figure.legend(list(shown.values()), list(shown), ncols=6, frameon=False, loc="outside lower center")
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.records import Records
 from probhard._util.atomic import replacing
-from probhard.errors import ParameterError
+from probhard.errors import ParameterError, check_choices
 
 if TYPE_CHECKING:
     from experiments.grid import Grid
@@ -44,6 +44,20 @@ class Request:
     def names(self, option: str) -> list[str]:
         """The parts of a comma-separated option."""
         return [part.strip() for part in getattr(self, option).split(",") if part.strip()]
+
+    def chosen(self, option: str, choices: Iterable[str]) -> list[str]:
+        """The parts of a comma-separated option, by default all choices.
+
+        Raises:
+            ParameterError: If a part is not among the choices.
+        """
+        known, names = list(choices), self.names(option)
+        check_choices(option.removesuffix("s"), names, known)
+        return names or known
+
+    def chosen_epochs(self, default: int) -> int:
+        """The epochs that are asked for, else those of a table that has a number of its own."""
+        return default if self.epochs == Request.epochs else self.epochs
 
     def chosen_seeds(self, default: Iterable[int] = (0,)) -> list[int]:
         """The seeds that are asked for, else the first of the defaults in a quick run, else all defaults.

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.table import Lines
+
 
 class MissingFigureError(LookupError):
     """The result lines do not have a figure that a block of a page asks for."""
@@ -25,6 +27,17 @@ class Figure:
 
     def __format__(self, argument: str) -> str:
         return self.text(argument)
+
+
+def of_lines(text: Callable[[Lines], str], lines: Lines) -> Figure:
+    """A placeholder without an argument: the text of some result lines; without any, its block is left out."""
+
+    def filled(_: str) -> str:
+        if not lines:
+            raise MissingFigureError("lines")
+        return text(lines)
+
+    return Figure(filled)
 
 
 def fill(template: Path, values: Mapping[str, object]) -> str:

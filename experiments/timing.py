@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.records import Records
 from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
@@ -41,7 +41,7 @@ FORECAST_METHODS = {
 }
 KEYS = ("case", "method")
 BATCH, FIELDS = 20, 160  # of the PDE tables
-COLOURS = {"base": "#9aa5b1", "probhard-or": "#2a78d6", "probhard-ob": "#1baf7a", SAMPLED: "#eb6834"}
+COLOURS = {"base": pictures.GREY, "probhard-or": pictures.BLUE, "probhard-ob": pictures.GREEN, SAMPLED: pictures.ORANGE}
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def table(request: Request) -> Table:
     return Table("timing", KEYS, measured(pieces), render, plot)
 
 
-def render(lines: Sequence[Mapping[str, Any]]) -> str:
+def render(lines: Lines) -> str:
     """Return the page: seconds per epoch of every case and method."""
     by_key = {(line["case"], line["method"]): line for line in lines}
     rows = []
@@ -183,13 +183,13 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
     return templates.fill(PAGE, values)
 
 
-def _slowest(lines: Sequence[Mapping[str, Any]], method: str) -> str:
+def _slowest(lines: Lines, method: str) -> str:
     """The largest factor of a method over the unconstrained network, and its case."""
     worst = max((line for line in lines if line["method"] == method), key=lambda line: line["over_base"])
     return f"{worst['over_base']:.2f} times as long ({worst['case']})"
 
 
-def _gain(lines: Sequence[Mapping[str, Any]], kind: str) -> str:
+def _gain(lines: Lines, kind: str) -> str:
     """The range of factors by which 100 samples take longer than closed-form moments, on fields or on series."""
     gains = [
         line["samples_over_this"]
@@ -201,7 +201,7 @@ def _gain(lines: Sequence[Mapping[str, Any]], kind: str) -> str:
     return f"{min(gains):.1f} to {max(gains):.1f}"
 
 
-def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def plot(path: Path, lines: Lines) -> None:
     """Write the figure: seconds per epoch as bars on a logarithmic axis."""
     from matplotlib.figure import Figure as Canvas
 
@@ -217,6 +217,4 @@ def plot(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     axes.set_ylabel("seconds per epoch")
     axes.set_title("Training time: closed-form moments against 100 projected draws")
     figure.legend(ncols=4, frameon=False, loc="outside lower center")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.records import Records
-from experiments.table import Lines, Request, Table, measured
+from experiments.table import Line, Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
 from probhard.errors import check_choices
 
 PAGE = Path(__file__).parent / "pages" / "conformal.md"
 JOINT, FAMILY, EACH, PEER = "joint", "family", "each", "hierarchicalforecast"
 KEYS = ("case", "sets", "level")
-COLOURS = {JOINT: "#2a78d6", FAMILY: "#1baf7a", EACH: "#9aa5b1", PEER: "#eb6834"}
-
-Line = Mapping[str, Any]
+COLOURS = {JOINT: pictures.BLUE, FAMILY: pictures.GREEN, EACH: pictures.GREY, PEER: pictures.ORANGE}
 
 
 def table(request: Request) -> Table:
@@ -44,30 +42,19 @@ def render(lines: Sequence[Line]) -> str:
     peers = [line for line in lines if line["sets"] == PEER]
     values = {
         "wider": Figure(partial(_wider, lines)),
-        "short": _figure(_short, origins),
-        "gap": _figure(_gap, splits),
-        "splits": _figure(lambda known: str(max(line["splits"] for line in known)), splits),
-        "units": _figure(lambda known: str(max(line["units"] for line in known)), splits),
-        "scatter": _figure(_scatter, splits),
-        "peer": _figure(lambda known: _range([_ratio(line, lines, EACH) for line in known]), peers),
+        "short": templates.of_lines(_short, origins),
+        "gap": templates.of_lines(_gap, splits),
+        "splits": templates.of_lines(lambda known: str(max(line["splits"] for line in known)), splits),
+        "units": templates.of_lines(lambda known: str(max(line["units"] for line in known)), splits),
+        "scatter": templates.of_lines(_scatter, splits),
+        "peer": templates.of_lines(lambda known: _range([_ratio(line, lines, EACH) for line in known]), peers),
         "once": Figure(partial(_once, splits)),
-        "negative": _figure(lambda known: _percent([line["negative"] for line in known]), peers),
+        "negative": templates.of_lines(lambda known: _percent([line["negative"] for line in known]), peers),
         "violation": f"{max(line['violation'] for line in lines):.1g}",
-        "splits_table": _figure(_splits_table, splits),
-        "origins_table": _figure(_origins_table, origins),
+        "splits_table": templates.of_lines(_splits_table, splits),
+        "origins_table": templates.of_lines(_origins_table, origins),
     }
     return templates.fill(PAGE, values)
-
-
-def _figure(text: Callable[[Sequence[Line]], str], lines: Sequence[Line]) -> Figure:
-    """A text from lines; its block is left out if there are none."""
-
-    def filled(_: str) -> str:
-        if not lines:
-            raise MissingFigureError("lines")
-        return text(lines)
-
-    return Figure(filled)
 
 
 def _by_kind(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
@@ -186,7 +173,7 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
     left.set_ylabel("share of units with all covered")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, ncols=3, frameon=False, loc="outside lower center")
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)
 
 
 def _points(axes: Any, lines: Sequence[Line], field: str, title: str) -> None:
@@ -205,5 +192,3 @@ def _points(axes: Any, lines: Sequence[Line], field: str, title: str) -> None:
     axes.plot([], [], color="black", lw=1.2, label="promised, or the level where nothing is")
     axes.set_xticks(range(len(names)), names, rotation=20)
     axes.set_title(title, fontsize=10)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -9,17 +9,17 @@ consecutive origins, at most half of them. The same origins are drawn for all la
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments.forecasting.joint_bases import PLANS
 from experiments.forecasting.rows import DATASETS
+from experiments.table import Line
 from experiments.templates import MissingFigureError
 
-Line = Mapping[str, Any]
 RESAMPLES = 2000
 
 

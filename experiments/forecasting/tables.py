@@ -17,11 +17,9 @@ from scipy import stats
 from experiments import templates
 from experiments.forecasting.rows import CLASSICAL, DATASETS, DEFAULT, KEYS, NAIVE, POOL, SETTINGS
 from experiments.grid import Grid
-from experiments.table import Request, Table, resumed
+from experiments.table import Line, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 from probhard.method import METHODS
-
-Line = Mapping[str, Any]
 
 PAGE = Path(__file__).parent / "pages" / "forecasting.md"
 TITLES = {"labour": "Labour", "tourism": "Tourism", "tourism_large": "Tourism-L", "traffic": "Traffic", "wiki": "Wiki"}

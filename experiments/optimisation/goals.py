@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-Line = Mapping[str, Any]
+from experiments.table import Line
+
 OURS, UPDATED, PINET, TUNED = "probhard", "OSQP, one factor", "Pi-net, 200 iterations", "Pi-net, 50 tuned iterations"
 GAP, FASTER, ROUNDING = 0.5, 8.0, 1e-11  # percent; times OSQP; absolute violation
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.optimisation.system_problems import CASES
 from experiments.optimisation.systems import KEYS, OPTIMUM, OURS, PINET, PUBLISHED, QUOTED, QUOTED_TOY, TOY, WAYS
 from experiments.records import Records
-from experiments.table import Request, Table, measured
+from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
 from probhard.errors import check_choices
 
@@ -25,9 +25,6 @@ RECIPES = {OURS: "ours", PUBLISHED: "papers"}
 ORDER = (*WAYS, PINET, OPTIMUM)
 OWN = "probhard"
 NEAR = 0.1  # a published figure is met within this share
-
-Line = Mapping[str, Any]
-Lines = Sequence[Line]
 
 
 def table(request: Request) -> Table:
@@ -180,13 +177,11 @@ def plot(path: Path, lines: Lines) -> None:
             if (line["case"], line["recipe"]) != (case, OURS) or line["way"] == OPTIMUM:
                 continue
             worst = max(line["equality"], line["inequality"], 1e-16)
-            color = "#2a78d6" if line["way"] == OWN else "#9aa5b1"
+            color = pictures.BLUE if line["way"] == OWN else pictures.GREY
             axes.plot(max(line["gap"], 1e-2), worst, "o", ms=8, color=color)
             spot = (max(line["gap"], 1e-2), worst)
             axes.annotate(line["way"], spot, xytext=(4, 6), textcoords="offset points", fontsize=8)
         axes.set(xscale="log", yscale="log", xlabel="gap to the optimum, %", title=TITLES[case])
         axes.margins(0.25)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     figure.axes[0].set_ylabel("largest violation")
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

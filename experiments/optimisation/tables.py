@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.optimisation.goals import goals, missed
 from experiments.records import Records
-from experiments.table import Lines, Request, Table, measured
+from experiments.table import Line, Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
 from probhard.errors import check_choices
 
@@ -30,8 +29,6 @@ QUOTED = (
     ("other matrices, non-convex", "HardNet-Aff", -14.10, "IPOPT -14.28, DC3 -12.57"),
     ("case57", "DC3", 3.82, "PYPOWER 3.81; 0.089 s against 0.949 s"),
 )
-
-Line = Mapping[str, Any]
 
 
 def table(request: Request) -> Table:
@@ -62,29 +59,18 @@ def render(lines: Sequence[Line]) -> str:
         "worst": Figure(lambda case: f"{_of(lines, case, OURS)['worst_gap']:.2g}"),
         "gap": Figure(lambda case: f"{_of(lines, case, OURS)['gap']:.1f}"),
         "epochs": Figure(lambda case: str(_of(lines, case, OURS)["epochs"])),
-        "programs": _figure(_program_table, programs),
-        "power": _figure(_power_table, power),
+        "programs": templates.of_lines(_program_table, programs),
+        "power": templates.of_lines(_power_table, power),
         "loads": Figure(lambda case: f"{_of(lines, case, OURS)['loads']:,}"),
         "solved": Figure(lambda case: f"{100 * _of(lines, case, OURS)['solved']:.1f}"),
         "slower": Figure(partial(_slower, lines)),
-        "training": _figure(_training, trained),
+        "training": templates.of_lines(_training, trained),
         "quoted": templates.table(
             ["problem", "system", "its objective", "beside"],
             [[TITLES.get(case, case), system, f"{value:.2f}", beside] for case, system, value, beside in QUOTED],
         ),
     }
     return templates.fill(PAGE, values)
-
-
-def _figure(text: Callable[[Sequence[Line]], str], lines: Sequence[Line]) -> Figure:
-    """A text from lines; its block is left out if there are none."""
-
-    def filled(_: str) -> str:
-        if not lines:
-            raise MissingFigureError("lines")
-        return text(lines)
-
-    return Figure(filled)
 
 
 def _of(lines: Sequence[Line], case: str, way: str) -> Line:
@@ -105,11 +91,7 @@ def _program_table(lines: Sequence[Line]) -> str:
         [
             TITLES[line["case"]],
             line["way"],
-            f"{line['objective']:.4f}",
-            f"{line['gap']:.3f}",
-            f"{line['worst_gap']:.2g}",
-            _small(line["equality"]),
-            _small(line["inequality"]),
+            *_quality(line),
             f"{line['instance_ms']:.3f}",
             _time(line, "layer_ms"),
         ]
@@ -125,17 +107,19 @@ def _power_table(lines: Sequence[Line]) -> str:
             line["case"],
             line["way"],
             str(line["instances"]),
-            f"{line['objective']:.4f}",
-            f"{line['gap']:.3f}",
-            f"{line['worst_gap']:.2g}",
-            _small(line["equality"]),
-            _small(line["inequality"]),
+            *_quality(line),
             f"{100 * line['solved']:.1f} %",
             _time(line, "instance_ms"),
         ]
         for line in lines
     ]
     return templates.table(names, rows)
+
+
+def _quality(line: Line) -> list[str]:
+    """Cells of the objective and its gaps, mean and worst, and of the largest violations."""
+    gaps = [f"{line['objective']:.4f}", f"{line['gap']:.3f}", f"{line['worst_gap']:.2g}"]
+    return [*gaps, *(_small(line[name]) for name in ("equality", "inequality"))]
 
 
 def _training(lines: Sequence[Line]) -> str:
@@ -189,7 +173,8 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
     for line in lines:
         if line["case"] == "dc3-convex":
             worst = max(line["equality"], line["inequality"], 1e-16)
-            left.loglog(line["instance_ms"], worst, "o", ms=8, color="#2a78d6" if line["way"] == OURS else "#9aa5b1")
+            colour = pictures.BLUE if line["way"] == OURS else pictures.GREY
+            left.loglog(line["instance_ms"], worst, "o", ms=8, color=colour)
             place = (-5, -16) if line["way"] == "OSQP, one factor" else (-5, 8)
             left.annotate(
                 line["way"], (line["instance_ms"], worst), xytext=place, textcoords="offset points", fontsize=8
@@ -211,7 +196,4 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
     right.set_ylabel("gap to the optimum, %")
     right.set_title("validation instances", fontsize=10)
     right.legend(frameon=False)
-    for axes in (left, right):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -14,9 +14,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,10 @@ from torch import Tensor, nn
 
 from experiments.grid import Grid
 from experiments.pde.cl_cases import CASES, Case
-from experiments.pde.cl_tables import KEYS, ROWS
+from experiments.pde.cl_tables import EPOCHS, KEYS, ROWS
 from experiments.records import Records
+from experiments.table import Request
 from probhard import score as scores
-from probhard.errors import check_choices
 from probhard.method import METHODS
 from probhard.model import Batch, ConstrainedModel
 from probhard.pde.basis import BasisNO, blocks
@@ -58,7 +56,7 @@ class SolverJob:
     problem: str
     row: str
     seed: int = 0
-    epochs: int = 10
+    epochs: int = EPOCHS
     sizes: tuple[int, int, int] = (64, 16, 32)
     width: int = 16
 
@@ -167,28 +165,19 @@ def solved(case: Case, inputs: Tensor) -> Tensor:
     return least_squares(rows.residual, start, linear=case.linear, steps=6).value
 
 
-def grid(
-    path: str | os.PathLike[str],
-    epochs: int = 10,
-    seeds: Sequence[int] = (0,),
-    problems: Sequence[str] = (),
-    rows: Sequence[str] = (),
-    quick: bool = False,
-) -> Grid:
-    """Return all jobs of the table.
+def grid(path: Path, request: Request) -> Grid:
+    """Return the chosen jobs of the table, seed by seed; a quick run has two epochs and few fields.
 
     Args:
         path: The file of result lines.
-        epochs: Of training.
-        seeds: One job each.
-        problems: Names of problems; empty for all.
-        rows: Names of rows; empty for all.
-        quick: Two epochs and few fields.
+        request: The options of the command.
     """
-    check_choices("problem", problems, list(CASES))
-    check_choices("method", rows, list(ROWS))
-    options: dict[str, Any] = {"epochs": 2, "sizes": (16, 8, 8), "width": 8} if quick else {"epochs": epochs}
-    return Grid(
-        [SolverJob(p, row, seed, **options) for seed in seeds for row in rows or ROWS for p in problems or CASES],
-        Records(path, KEYS),
-    )
+    quick: dict[str, Any] = {"epochs": 2, "sizes": (16, 8, 8), "width": 8}
+    options = quick if request.quick else {"epochs": request.chosen_epochs(EPOCHS)}
+    jobs = [
+        SolverJob(problem, row, seed, **options)
+        for seed in request.chosen_seeds()
+        for row in request.chosen("methods", ROWS)
+        for problem in request.chosen("problems", CASES)
+    ]
+    return Grid(jobs, Records(path, KEYS))

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.table import Line, Lines, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
@@ -39,9 +39,7 @@ def table(request: Request) -> Table:
     def grid(path: Path) -> Grid:
         from experiments.pde import cl
 
-        epochs = EPOCHS if request.epochs == Request.epochs else request.epochs
-        problems, rows = request.names("problems"), request.names("methods")
-        return cl.grid(path, epochs, request.chosen_seeds(), problems, rows, request.quick)
+        return cl.grid(path, request)
 
     return Table(NAME, KEYS, resumed(grid, request), partial(render, quick=request.quick), plot)
 
@@ -104,10 +102,8 @@ def plot(path: Path, lines: Lines) -> None:
     figure = Canvas(figsize=(3.6 * len(problems), 3.6), layout="constrained")
     for axes, problem in zip(figure.subplots(1, len(problems), squeeze=False)[0], problems):
         own = sorted((line for line in lines if line["problem"] == problem), key=lambda line: line["relative"])
-        axes.barh(range(len(own)), [line["relative"] for line in own], color="#1baf7a")
+        axes.barh(range(len(own)), [line["relative"] for line in own], color=pictures.GREEN)
         axes.set_yticks(range(len(own)), [line["row"] for line in own], fontsize=7)
         axes.invert_yaxis()
         axes.set(xscale="log", xlabel="relative L2", title=problem)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.table import Line, Lines, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
@@ -102,16 +102,14 @@ def plot(path: Path, lines: Lines) -> None:
     axes = figure.subplots()
     names = [line["row"] for line in lines]
     axes.barh(
-        [i - 0.2 for i in range(len(names))], [line["mse"] for line in lines], 0.38, color="#1baf7a", label="here"
+        [i - 0.2 for i in range(len(names))], [line["mse"] for line in lines], 0.38, color=pictures.GREEN, label="here"
     )
     theirs = [(i, 1e-4 * PUBLISHED[name][2]) for i, name in enumerate(names) if name in PUBLISHED]
     if theirs:
         places, values = zip(*theirs)
-        axes.barh([i + 0.2 for i in places], values, 0.38, color="#9aa5b1", label="published")
+        axes.barh([i + 0.2 for i in places], values, 0.38, color=pictures.GREY, label="published")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="MSE at t = 1/2, k = 1")
     axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

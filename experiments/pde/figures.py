@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-Line = Mapping[str, Any]
+from experiments.table import Line
 
 
 def profiles(path: Path, lines: Sequence[Line], title: str, methods: Sequence[str], time: float) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-Line = Mapping[str, Any]
+from experiments.table import Line
 
 COLOURS = {"diagonal": "tab:orange", "errors": "tab:green", "joint": "tab:blue", "spectral": "tab:purple"}
 LEFT_OUT = ("total", "integral")

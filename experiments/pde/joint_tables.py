@@ -7,7 +7,7 @@ The computation is that of means over seeds, and of differences that are paired 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ from experiments import templates
 from experiments.grid import Grid
 from experiments.pde.joint import KEYS
 from experiments.pde.joint_figures import COLOURS, picture
-from experiments.table import Request, Table, resumed
+from experiments.table import Line, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
-
-Line = Mapping[str, Any]
 
 NAME = "joint-fields"
 PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"

@@ -6,7 +6,6 @@ it. Weights stay in the work folder beside the lines; rows share them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +17,12 @@ from torch import Tensor, nn
 
 from experiments.grid import Grid
 from experiments.pde.measures import dataset
+from experiments.pde.range_tables import EPOCHS, KEYS
 from experiments.records import Records
+from experiments.table import Request
 from probhard import score as scores
 from probhard._util.atomic import replacing
 from probhard.ensembles import DeepEnsemble, MCDropout
-from probhard.errors import check_choices
 from probhard.laws.covariance import Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.model import Batch, ConstrainedModel
@@ -33,7 +33,6 @@ from probhard.pde.operators import VarianceNO
 from probhard.pde.problems import Heat
 from probhard.training import Schedule, fit
 
-KEYS = ("problem", "row", "range", "seed", "epochs")
 MEMBERS, HEADS, PASSES, DROPOUT = 3, 10, 10, 0.1
 WARM_UP = 10  # epochs of DiverseNO without diversity
 CHUNK = 20
@@ -99,7 +98,7 @@ class RangeJob:
     problem: str
     row: str
     seed: int = 0
-    epochs: int = 60
+    epochs: int = EPOCHS
     sizes: tuple[int, int, int] = (160, 40, 100)
     network: tuple[tuple[str, Any], ...] = (("width", 16),)
     shape: tuple[int, int] | None = (20, 50)
@@ -236,32 +235,20 @@ def measured(model: ConstrainedModel, problem: Problem, test: Batch) -> dict[str
     }
 
 
-def grid(
-    path: str | os.PathLike[str],
-    epochs: int = 60,
-    seeds: Sequence[int] = (0,),
-    problems: Sequence[str] = (),
-    rows: Sequence[str] = (),
-    quick: bool = False,
-) -> Grid:
-    """Return all jobs of the table.
+def grid(path: Path, request: Request) -> Grid:
+    """Return the chosen jobs of the table, seed by seed; a quick run has small networks, little data and two epochs.
 
     Args:
         path: The file of result lines.
-        epochs: Of training.
-        seeds: One job each.
-        problems: Names of problems; empty for all.
-        rows: Names of rows; empty for all.
-        quick: Small networks, little data and two epochs.
+        request: The options of the command.
     """
-    check_choices("problem", problems, list(PROBLEMS))
-    check_choices("method", rows, list(ROWS))
-    few = {"epochs": 2, "sizes": (20, 10, 10), "network": (("width", 8), ("modes", (4, 4))), "shape": (10, 20)}
-    options: dict[str, Any] = few if quick else {"epochs": epochs}
+    network = (("width", 8), ("modes", (4, 4)))
+    quick: dict[str, Any] = {"epochs": 2, "sizes": (20, 10, 10), "network": network, "shape": (10, 20)}
+    options = quick if request.quick else {"epochs": request.chosen_epochs(EPOCHS)}
     jobs = [
         RangeJob(problem, row, seed, **options)
-        for seed in seeds
-        for problem in problems or PROBLEMS
-        for row in rows or ROWS
+        for seed in request.chosen_seeds()
+        for problem in request.chosen("problems", PROBLEMS)
+        for row in request.chosen("methods", ROWS)
     ]
     return Grid(jobs, Records(path, KEYS))

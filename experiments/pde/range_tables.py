@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.table import Line, Lines, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
@@ -17,7 +17,7 @@ NAME = "out-of-range"
 PAGE = Path(__file__).parent / "pages" / f"{NAME}.md"
 KEYS = ("problem", "row", "range", "seed", "epochs")
 EPOCHS = 60
-COLUMNS = {  # title, unit, digits
+COLUMNS = {  # title, unit
     "mse": ("MSE (1e-5)", 1e-5),
     "relative": ("relative L2 (%)", 1e-2),
     "n_merci": ("n-MeRCI", 1.0),
@@ -34,9 +34,7 @@ def table(request: Request) -> Table:
     def grid(path: Path) -> Grid:
         from experiments.pde import out_of_range
 
-        epochs = EPOCHS if request.epochs == Request.epochs else request.epochs
-        problems, rows = request.names("problems"), request.names("methods")
-        return out_of_range.grid(path, epochs, request.chosen_seeds(), problems, rows, request.quick)
+        return out_of_range.grid(path, request)
 
     return Table(NAME, KEYS, resumed(grid, request), partial(render, quick=request.quick), plot)
 
@@ -123,7 +121,5 @@ def plot(path: Path, lines: Lines) -> None:
         axes.set_xticks(range(len(spans)), [f"{low:g}-{high:g}" for low, high in spans])
         axes.set(xlabel="k of the test fields", ylabel="MSE" if name == "mse" else "n-MeRCI")
         axes.set_yscale("log" if name == "mse" else "linear")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside right center")
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -17,10 +17,9 @@ from experiments.pde.figures import profiles
 from experiments.pde.references import NEAREST, PAPER, PAPER_CE, smallest_of_paper
 from experiments.pde.rows import TABLES
 from experiments.pde.runs import Job
-from experiments.table import Request, Table, resumed
+from experiments.table import Line, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
-Line = Mapping[str, Any]
 Key = tuple[Any, ...]  # problem, range of m if there is one, score, epochs
 Parts = Mapping[Key, Sequence[Line]]
 

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 
 import probhard as ph
-from experiments import templates
+from experiments import pictures, templates
 from experiments.records import Records
 from experiments.table import Line, Lines, Request, Table, measured
 from experiments.templates import MissingFigureError
@@ -237,6 +237,4 @@ def plot(path: Path, lines: Lines) -> None:
     axes.plot([line["variables"] for line in free], [line["free"] for line in free], "k--", lw=1, label="free draw")
     axes.set(xscale="log", yscale="log", xlabel="variables", ylabel="CPU microseconds per draw, one thread")
     figure.legend(frameon=False, loc="outside right upper", fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

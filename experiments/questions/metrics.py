@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import probhard as ph
-from experiments import templates
+from experiments import pictures, templates
 from experiments.grid import Grid, Unit
 from experiments.pde.measures import dataset, evaluate
 from experiments.pde.rows import LINEAR
@@ -283,7 +283,7 @@ def plot(path: Path, lines: Lines) -> None:
     groups = _groups(lines)
     figure = Canvas(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    colours = ("#9aa5b1", "#2a78d6", "#1baf7a", "#eb6834", "#8a4fd3")
+    colours = (pictures.GREY, pictures.BLUE, pictures.GREEN, pictures.ORANGE, pictures.PURPLE)
     for shift, (metric, colour) in enumerate(zip(METRICS, colours)):
         places = [k + 0.16 * (shift - 2) for k in range(len(groups))]
         ratios = [own[metric]["energy"] / own["identity"]["energy"] if metric in own else 0 for own in groups.values()]
@@ -294,6 +294,4 @@ def plot(path: Path, lines: Lines) -> None:
     low = min((own[m]["energy"] / own["identity"]["energy"] for own in groups.values() for m in own), default=1.0)
     axes.set_ylim(max(0.0, low - 0.1))
     figure.legend(ncols=5, frameon=False, loc="outside lower center", fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

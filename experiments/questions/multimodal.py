@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import probhard as ph
-from experiments import templates
+from experiments import pictures, templates
 from experiments.records import Records
 from experiments.table import Lines, Request, Table, measured
 from probhard.errors import check_choices
@@ -236,11 +236,9 @@ def plot(path: Path, lines: Lines) -> None:
     panels = figure.subplots(3, 3, sharex=True, sharey=True).flatten()
     for axes, line in zip(panels, shown):
         for field in line["shown"]["draws"]:
-            axes.plot(GRID, field, color="#2a78d6", lw=0.7, alpha=0.6)
+            axes.plot(GRID, field, color=pictures.BLUE, lw=0.7, alpha=0.6)
         for field in line["shown"]["modes"]:
-            axes.plot(GRID, field, color="#eb6834", lw=1.4, ls="--")
+            axes.plot(GRID, field, color=pictures.ORANGE, lw=1.4, ls="--")
         axes.set_title(line["row"], fontsize=9)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     figure.supxlabel("place; dashed: the two possible fields, lines: 12 draws", fontsize=9)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

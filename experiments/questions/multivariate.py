@@ -14,7 +14,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.grid import Grid
 from experiments.pde.measures import PAIRS
 from experiments.pde.rows import TABLES
@@ -34,7 +34,7 @@ TRAINED = {  # rows of the paper's tables, cheap ones first
 }
 EPOCHS = 30
 SCORES = {"crps_draws": "CRPS", "energy": "energy score", "variogram": "variogram score"}
-COLOURS = {"crps_draws": "#9aa5b1", "energy": "#2a78d6", "variogram": "#1baf7a"}
+COLOURS = {"crps_draws": pictures.GREY, "energy": pictures.BLUE, "variogram": pictures.GREEN}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def table(request: Request) -> Table:
 
     def grid(path: Path) -> Grid:
         chosen, rows = request.names("problems"), request.names("methods")
-        epochs = EPOCHS if request.epochs == Request.epochs else request.epochs
+        epochs = request.chosen_epochs(EPOCHS)
         units: list[Trial] = []
         for name, trained in TRAINED.items():
             own = [problem for problem in chosen if problem in TABLES[name].problems]
@@ -227,10 +227,8 @@ def plot(path: Path, lines: Lines) -> None:
         axes.invert_yaxis()
         axes.axvline(1.0, color="#cccccc", lw=0.8, zorder=0)
         axes.set_title(name, fontsize=9, loc="left")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     panels[-1].set(xscale="log", xlabel="score over that of the unconstrained network (left is better)")
     handles, labels = panels[0].get_legend_handles_labels()
     shown = dict(zip(labels, handles))
     figure.legend(shown.values(), shown.keys(), ncols=3, frameon=False, loc="outside upper center")
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.grid import Grid
 from experiments.pde.rows import TABLES
 from experiments.pde.runs import Job
@@ -32,7 +32,7 @@ def table(request: Request) -> Table:
     """The table: all rows, or those that are named."""
 
     def grid(path: Path) -> Grid:
-        epochs = EPOCHS if request.epochs == Request.epochs else request.epochs
+        epochs = request.chosen_epochs(EPOCHS)
         found = jobs(NAME, path, epochs, request.chosen_seeds(), (), request.names("methods"), ("crps",), request.quick)
         if request.quick:
             return found
@@ -112,10 +112,8 @@ def plot(path: Path, lines: Lines) -> None:
     for name, own in _rows(lines).items():
         if name in TABLES[NAME].order:
             place = (_mean(own, "seconds") / own[0]["epochs"], _mean(own, "crps"))
-            axes.plot(*place, "o", color="#1baf7a" if name == CLOSED else "#9aa5b1")
+            axes.plot(*place, "o", color=pictures.GREEN if name == CLOSED else pictures.GREY)
             axes.annotate(name, place, textcoords="offset points", xytext=(6, 4))
     axes.set(xscale="log", yscale="log", xlabel="seconds per epoch, one thread", ylabel="CRPS on test fields")
     axes.margins(0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

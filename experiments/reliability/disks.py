@@ -23,10 +23,9 @@ from typing import Any
 
 import torch
 
-from experiments.records import Records
 from experiments.reliability.commands import COMMANDS, Command, prepare, run, warm
-from experiments.reliability.kills import FILE, KEYS
 from experiments.reliability.remains import broken_promises, figures, temporary
+from experiments.reliability.verdict import conclude
 
 SIZE, FREE, LIMIT = 40_000_000, 12_000, 3_000  # bytes of the disk, those left, and of the largest file
 KINDS = ("full disk", "read-only", "largest file")
@@ -148,12 +147,7 @@ def main() -> int:
     kinds = KINDS if can_mount() else KINDS[-1:]
     with tempfile.TemporaryDirectory() as folder:
         lines = trials(given.commands.split(","), kinds, Path(folder))
-    Records(given.output / FILE, KEYS).append(*lines)
-    failed = [line for line in lines if not passed(line)]
-    print(f"{len(lines)} disturbed disks, {len(failed)} failed.")
-    for line in failed:
-        print(line)
-    return 1 if failed else 0
+    return conclude(lines, passed, "disturbed disks", given.output)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.records import Records
 from experiments.reliability.commands import COMMANDS, Child, Command, prepare, run, timed, warm
 from experiments.reliability.remains import broken_promises, figures, temporary
+from experiments.reliability.verdict import conclude
 
-KEYS = ("kind", "case")
-FILE = "reliability-load.jsonl"
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 STATUS = {"SIGKILL": -signal.SIGKILL, "SIGTERM": 143, "SIGINT": 130}
 
@@ -140,12 +138,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         lines = trials(given.count, given.commands.split(","), Path(folder), given.seed)
-    Records(given.output / FILE, KEYS).append(*lines)
-    failed = [line for line in lines if not passed(line)]
-    print(f"{len(lines)} kills, {len(failed)} failed.")
-    for line in failed:
-        print(line)
-    return 1 if failed else 0
+    return conclude(lines, passed, "kills", given.output)
 
 
 if __name__ == "__main__":

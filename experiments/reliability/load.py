@@ -22,9 +22,8 @@ import torch
 from torch import nn
 
 import probhard as ph
-from experiments.records import Records
-from experiments.reliability.kills import FILE, KEYS
 from experiments.reliability.remains import figures
+from experiments.reliability.verdict import kept
 from probhard.cli import main as command
 
 CALLS, WORKERS, NODES, STEPS = 100, 20, 500, 6
@@ -88,21 +87,23 @@ def pool(calls: int = CALLS, workers: int = WORKERS, nodes: int = NODES) -> dict
     }
 
 
+class Backbone(nn.Module):
+    """Means and standard deviations of a field, from three numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 2 * CELLS))
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means and standard deviations, (batch, CELLS)."""
+        mean, spread = self.network(inputs).chunk(2, -1)
+        return mean, nn.functional.softplus(spread) + 1e-3
+
+
 def training(seconds: float) -> dict[str, Any]:
     """Take training steps with new constraints each time, and watch the memory of the process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 2 * CELLS))
-
-    class Backbone(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            mean, spread = self.network(inputs).chunk(2, -1)
-            return mean, nn.functional.softplus(spread) + 1e-3
-
     weights = torch.full((CELLS,), 1 / CELLS)
     constraints = (
         lambda mass: ph.Conservation(weights, mass),
@@ -148,7 +149,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--output", type=Path, default=Path("results"))
     given = parser.parse_args()
-    records = Records(given.output / FILE, KEYS)
+    records = kept(given.output)
     together = pool(given.calls) if given.calls else {"failed": 0, "different": 0}
     if given.calls:
         records.append({"kind": "pool", "case": f"{given.calls} calls", **together})

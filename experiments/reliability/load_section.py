@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import templates
-from experiments.records import Records
 from experiments.reliability import disks, kills
+from experiments.reliability.verdict import kept
 
 PAGE = Path(__file__).parent / "pages" / "load.md"
 Lines = list[dict[str, Any]]
@@ -22,7 +22,7 @@ def section(folder: Path) -> str:
     Args:
         folder: Folder of the result lines.
     """
-    lines = Records(folder / kills.FILE, kills.KEYS).read()
+    lines = kept(folder).read()
     if not lines:
         return ""
     parts = {kind: [line for line in lines if line["kind"] == kind] for kind in ("kill", "disk", "pool", "training")}

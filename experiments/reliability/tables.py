@@ -7,7 +7,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from experiments import templates
+from experiments import pictures, templates
 from experiments.reliability import runs
 from experiments.reliability.load_section import section
 from experiments.reliability.peers import PEERS
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parent / "pages" / "reliability.md"
 KEYS = ("group", "number")
 QUICK = 200
 SLOW = 20.0
-COLOURS = {"ordinary": "#1baf7a", "beyond": "#c9772b"}
+COLOURS = {"ordinary": pictures.GREEN, "beyond": "#c9772b"}
 TITLES = {"ordinary": "variances within 1e±6", "beyond": "wider variances, or zeros"}
 WORDS = {"l1_ball": "L1 ball", "lots": "semicontinuous", "fading": "variation diminishing", "program": "convex program"}
 
@@ -208,6 +208,4 @@ def plot(path: Path, lines: Lines) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="cases with a flagged point, %")
     axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, path)

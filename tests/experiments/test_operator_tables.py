@@ -11,6 +11,7 @@ import pytest
 import torch
 from experiments.pde import cl, cl_tables, diffusion, diffusion_tables, out_of_range, range_tables
 from experiments.pde.cl_cases import CASES, burgers, darcy, derivatives
+from experiments.table import Request
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -55,7 +56,8 @@ def test_references_nearly_satisfy_the_rows(name: str) -> None:
 
 @pytest.mark.parametrize("row", ["solver", "PDE-CL 4 experts", "PDE-CL law probhard-ob", "soft"])
 def test_rows_of_pde_cl_run(tmp_path: Path, row: str) -> None:
-    units = cl.grid(tmp_path / "pde-cl.jsonl", problems=["darcy"], rows=[row], quick=True)
+    request = Request("pde-cl", tmp_path, problems="darcy", methods=row, quick=True)
+    units = cl.grid(tmp_path / "pde-cl.jsonl", request)
     assert units.run(progress=False) == 1
     (line,) = units.records.read()
     assert line["relative"] < 0.01 or row != "solver"
@@ -64,8 +66,8 @@ def test_rows_of_pde_cl_run(tmp_path: Path, row: str) -> None:
 
 
 def test_rows_outside_the_range_run(tmp_path: Path) -> None:
-    rows = ["BayesianNO", "DiverseNO", "probhard-ob"]
-    units = out_of_range.grid(tmp_path / "out-of-range.jsonl", rows=rows, quick=True)
+    request = Request("out-of-range", tmp_path, methods="BayesianNO, DiverseNO, probhard-ob", quick=True)
+    units = out_of_range.grid(tmp_path / "out-of-range.jsonl", request)
     assert units.run(progress=False) == 3
     lines = units.records.read()
     assert len(lines) == 4 * (3 + 2 + 1)

@@ -57,7 +57,7 @@ class Marginals(td.Distribution):
         return self.family.crps(self.loc, self.scale, y)
 
     def nll(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Negative log density, 0 where the law is degenerate or ``mask`` is False.
+        """``-log_prob`` at targets y (*batch, n); 0 where the law is degenerate or ``mask`` is False.
 
         Args:
             y: Targets, (*batch, n); masked ones may be NaN.
@@ -66,7 +66,10 @@ class Marginals(td.Distribution):
         Returns:
             (*batch, n).
         """
-        skip = self.degenerate if mask is None else self.degenerate | ~mask
+        return self._nll(y, self.degenerate if mask is None else self.degenerate | ~mask)
+
+    def _nll(self, y: Tensor, skip: Tensor) -> Tensor:
+        """The same, with 0 where ``skip``."""
         scale = torch.where(skip, 1.0, self.scale)
         z = torch.where(skip, 0.0, y - self.loc) / scale
         return torch.where(skip, 0.0, scale.log() - self.family.log_density(z))
@@ -107,9 +110,12 @@ class Marginals(td.Distribution):
         Returns:
             Draws, (*sample_shape, *batch, n).
         """
+        return self.loc + self.scale * self._noise(sample_shape, generator)
+
+    def _noise(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
+        """Independent draws of the unit law, (*sample_shape, *batch, n)."""
         shape = (*Size(sample_shape), *self.batch_shape)
-        noise = self.family.independent().sample(shape[:-1], shape[-1], self.loc.dtype, self.loc.device, generator)
-        return self.loc + self.scale * noise
+        return self.family.independent().sample(shape[:-1], shape[-1], self.loc.dtype, self.loc.device, generator)
 
 
 class CensoredMarginals(Marginals):
@@ -257,17 +263,7 @@ class CensoredMarginals(Marginals):
         point = torch.where(value == centre, atom, -math.inf)
         return torch.where(scale == 0, point, result).to(torch.promote_types(self.loc.dtype, value.dtype))
 
-    def nll(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``-log_prob`` at targets y (*batch, n); 0 where the law is degenerate or ``mask`` is False.
-
-        Args:
-            y: Targets, (*batch, n); masked ones may be NaN.
-            mask: True where the target is observed, (*batch, n) bool.
-
-        Returns:
-            (*batch, n).
-        """
-        skip = self.degenerate if mask is None else self.degenerate | ~mask
+    def _nll(self, y: Tensor, skip: Tensor) -> Tensor:
         loc, scale = torch.where(skip, 0.0, self.loc), torch.where(skip, 1.0, self.scale)
         lower, upper = torch.where(skip, -math.inf, self.lower), torch.where(skip, math.inf, self.upper)
         law = CensoredMarginals(loc, scale, self.family, lower, upper, validate_args=False)

@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from probhard._util.tensors import safe_sqrt
 from probhard.laws.marginals import CensoredMarginals, Marginals
@@ -109,17 +109,7 @@ class SplitMarginals(Marginals):
         mass = torch.where(stays > 0, known, -math.inf)
         return torch.where(value == self.center, mass, smooth)
 
-    def nll(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``-log_prob`` at targets y (*batch, n); 0 where the law is degenerate or ``mask`` is False.
-
-        Args:
-            y: Targets, (*batch, n); masked ones may be NaN.
-            mask: True where the target is observed, (*batch, n) bool.
-
-        Returns:
-            (*batch, n).
-        """
-        skip = self.degenerate if mask is None else self.degenerate | ~mask
+    def _nll(self, y: Tensor, skip: Tensor) -> Tensor:
         inner = torch.where(skip, self.center, y)
         atom = inner == self.center
         below, above = (
@@ -131,8 +121,7 @@ class SplitMarginals(Marginals):
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of each coordinate, (*sample_shape, *batch, n): one unit draw moves both pieces."""
-        shape = (*Size(sample_shape), *self.batch_shape)
-        noise = self.family.independent().sample(shape[:-1], shape[-1], self.loc.dtype, self.loc.device, generator)
+        noise = self._noise(sample_shape, generator)
         high = torch.clamp(self.above.loc + self.above.scale * noise, self.above.lower, self.above.upper)
         low = torch.clamp(self.below.loc + self.below.scale * noise, self.below.lower, self.below.upper)
         return high + low - self.center
