@@ -51,6 +51,27 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         frames.read(tmp_path / "bad.parquet", [])
 
 
+def test_tall_parquet_has_categories_and_no_copies_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    rows = 1000
+    frame = pd.DataFrame(
+        {
+            "key": [f"s{k % 7}" if k % 97 else None for k in range(rows)],
+            "ds": pd.date_range("2024-01-01", periods=rows),
+            "y": [float(k) for k in range(rows)],
+            "count": range(rows),
+        }
+    )
+    path = tmp_path / "tall.parquet"
+    frame.to_parquet(path, row_group_size=10, engine="pyarrow")  # groups with other texts
+    whole = frames.read(path, ["key"])
+    monkeypatch.setattr(frames, "TYPED_ROWS", 10)
+    tall = frames.read(path, ["key"])
+    assert set(tall["key"].cat.categories) == set(whole["key"].dropna())
+    expected = whole.assign(key=whole["key"].astype(tall["key"].dtype))
+    pd.testing.assert_frame_equal(tall, expected[tall.columns], check_dtype=False)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -209,11 +209,18 @@ def _tall(path: Path) -> bool:
 
 
 def _categories(path: Path) -> Any:
-    """Read Parquet by pyarrow with texts as categories, without a Python object for each row."""
+    """Read Parquet by pyarrow with texts as categories: column by column, without a Python object for each row."""
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    texts = [f.name for f in parquet.read_schema(path) if arrow.types.is_string(f.type) or _large(arrow, f.type)]
-    table = parquet.read_table(path, read_dictionary=texts, use_threads=False)
-    return table.to_pandas(split_blocks=True, self_destruct=True, date_as_object=False)
+    pandas = require("pandas", "Reading a .parquet file")
+    schema = parquet.read_schema(path)
+    indexes = (schema.pandas_metadata or {}).get("index_columns", [])
+    texts = [field.name for field in schema if arrow.types.is_string(field.type) or _large(arrow, field.type)]
+    columns = {}
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        for name in (name for name in schema.names if name not in indexes):
+            columns[name] = file.read([name], use_threads=False).column(name).to_pandas(date_as_object=False)
+            arrow.default_memory_pool().release_unused()  # it would keep several times the frame
+    return pandas.DataFrame(columns, copy=False)
 
 
 def _large(arrow: Any, kind: Any) -> bool:
