@@ -2,16 +2,19 @@
 
 from probhard.laws.covariance import Identity
 from probhard.tangent.base import Differential
+from probhard.tangent.chosen import ChosenTangent, MatrixTangent
 from probhard.tangent.coupled import DenseTangent, LowRankTangent
 from probhard.tangent.covariance import ProjectedCovariance
 from probhard.tangent.linear import DiagonalTangent, PinnedTangent, Tangent, tangent_of
 
 __all__ = [
+    "ChosenTangent",
     "DenseTangent",
     "DiagonalTangent",
     "Differential",
     "Identity",
     "LowRankTangent",
+    "MatrixTangent",
     "PinnedTangent",
     "ProjectedCovariance",
     "Tangent",
