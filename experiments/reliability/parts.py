@@ -126,13 +126,15 @@ class Maker:
             found = np.abs(np.diff(u, axis=-1)).sum(-1) - bound
             return np.maximum(found, 0) / (bound + np.abs(u).sum(-1) + 1e-300)
 
-        return Part("variation", ph.TotalVariation(bound), violation, lambda u: [cp.tv(u) <= bound])
+        return Part(
+            "variation", ph.TotalVariation(bound), violation, lambda u: [cp.tv(u) <= bound] if self.n > 1 else []
+        )
 
     def monotone(self) -> Part:
         def violation(u: np.ndarray) -> np.ndarray:
             return np.maximum(-np.diff(u, axis=-1), 0).max(-1, initial=0.0) / (np.abs(u).max(-1) + 1e-300)
 
-        return Part("increasing", ph.Monotone(), violation, lambda u: [cp.diff(u) >= 0])
+        return Part("increasing", ph.Monotone(), violation, lambda u: [cp.diff(u) >= 0] if self.n > 1 else [])
 
     def simplex(self) -> Part:
         total = self.point.sum(-1)

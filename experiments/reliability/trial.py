@@ -22,7 +22,6 @@ from probhard.errors import ParameterError, ProbhardError, RankError
 
 DRAWS, MOMENT_DRAWS = 4, 16  # draws that are checked, and fixed draws of means
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 2e-4}  # of relative violations
-PROGRAM = 1e-7  # of convex programs, which the layer solves no better where Newton's method fails
 SLOW, LIMIT = 20.0, 60  # CPU seconds that count as slow, and after which a case is stopped
 COUNTS = ("points", "flagged", "silent", "nan", "bad_gradients", "compared", "farther")
 
@@ -126,9 +125,7 @@ def _count(made: Case, z: Tensor, u: Tensor, converged: Tensor, record: dict[str
     found = made.violation(np.where(finite[..., None], values, 0.0))
     size = z.detach().abs().double().amax(-1).numpy()
     moved = size / (np.abs(np.where(finite[..., None], values, 1.0)).max(-1) + 1e-300)
-    programs = any(isinstance(part.constraint, ph.ConvexProgram) for part in made.parts)
-    allowed = max(TOLERANCES[made.law.loc.dtype], PROGRAM if programs else 0.0)
-    passes = finite & (found <= allowed * np.maximum(1.0, moved))
+    passes = finite & (found <= TOLERANCES[made.law.loc.dtype] * np.maximum(1.0, moved))
     good = converged.numpy()
     record["points"] += good.size
     record["flagged"] += int((~good).sum())

@@ -51,6 +51,27 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         frames.read(tmp_path / "bad.parquet", [])
 
 
+def test_tall_parquet_has_categories_and_no_copies_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    rows = 1000
+    frame = pd.DataFrame(
+        {
+            "key": [f"s{k % 7}" if k % 97 else None for k in range(rows)],
+            "ds": pd.date_range("2024-01-01", periods=rows),
+            "y": [float(k) for k in range(rows)],
+            "count": range(rows),
+        }
+    )
+    path = tmp_path / "tall.parquet"
+    frame.to_parquet(path, row_group_size=10, engine="pyarrow")  # groups with other texts
+    whole = frames.read(path, ["key"])
+    monkeypatch.setattr(frames, "TYPED_ROWS", 10)
+    tall = frames.read(path, ["key"])
+    assert set(tall["key"].cat.categories) == set(whole["key"].dropna())
+    expected = whole.assign(key=whole["key"].astype(tall["key"].dtype))
+    pd.testing.assert_frame_equal(tall, expected[tall.columns], check_dtype=False)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -68,3 +89,9 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: Any, name: str, content: by
     assert f"{name} cannot be read: " in message
     assert all(part in message for part in frames.FORMAT_HELP[path.suffix])
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "names.csv").write_text("state,ds,ETS\n")
+    with pytest.raises(ph.ParameterError, match=r"names\.csv has no rows"):
+        frames.read(tmp_path / "names.csv", [])

@@ -74,6 +74,7 @@ def test_years_as_numbers():
     periods, _ = read_stamps(column([2001, 2003, 2002], "year"), None)
     assert periods.freqstr == "Y-DEC"
     assert periods.max().year == 2003
+    assert read_stamps(column([2001.0, 2003.0, 2002.0], "year"), None)[0].equals(periods)
     with pytest.raises(ParameterError, match="years are read from a column 'year'"):
         read_stamps(column([2001, 2002]), None)
 

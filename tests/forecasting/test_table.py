@@ -91,6 +91,7 @@ def test_splits_by_origin():
         ({"names": ["all", "ab", "a", "a", "c"]}, ParameterError, "'a' occurs more than once"),
         ({"tags": {"total": ["everything"]}}, ParameterError, "'everything', which is not a series"),
         ({"values": np.where(table() > 20, np.inf, table())}, ParameterError, "'all' is infinite at"),
+        ({"values": table() * 1e300}, ParameterError, r"'all' is .*e\+30. at .* choose larger units"),
         ({"coherence": "hope"}, ParameterError, "hope"),
     ],
 )

@@ -19,7 +19,7 @@ GROUPS = (
     ("rising", "bent"),
     ("sums",),
     ("matrix", "correlation"),
-    ("lots", "fading"),
+    ("lots", "fading", "program"),
 )
 REGRESSIONS = Path(__file__).with_name("regressions.jsonl")
 STEADY = settings(  # a failing case is not shrunk: that would take minutes

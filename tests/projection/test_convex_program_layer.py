@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from projection.programs import (
     around,
     cp,
     difference,
+    matrix,
     projector,
     rand,
     randn,
@@ -42,15 +44,57 @@ def test_residual_and_excess():
     wide = u.expand(3, 2, N)
     expected = [2 * wide[..., 0] - wide[..., 1] - 3, wide.sum(-1) - total, wide @ row - 1]
     assert torch.allclose(constraint.residual(u), torch.stack(expected, -1), atol=1e-14)
-    beyond = [(wide.norm(dim=-1) - total).clamp(min=0), (-1 - wide).clamp(min=0).amax(-1)]
-    assert torch.allclose(constraint.excess(u), torch.stack(beyond, -1), atol=1e-14)
-    assert constraint.scale(u).shape == (3, 2, 3)
-    assert constraint.excess_scale(u).shape == (3, 2, 2)
-    assert torch.allclose(constraint.excess_scale(u)[..., 0], 1 + wide.abs().amax(-1))
+    length = wide.norm(dim=-1)
+    beyond = [(length - total).clamp(min=0).unsqueeze(-1), (-1 - wide).clamp(min=0)]
+    assert torch.allclose(constraint.excess(u), torch.cat(beyond, -1), atol=1e-14)
+    sides = [2 * wide[..., 0].abs() + wide[..., 1].abs() + 3, wide.sum(-1).abs() + total + wide.abs().sum(-1)]
+    sides.append((wide @ row).abs() + 1 + wide.abs() @ row.abs())
+    assert torch.allclose(constraint.scale(u), torch.stack(sides, -1))
+    assert torch.allclose(constraint.unit(u)[1, 1], torch.tensor([3.0, 6.0, row.abs().sum()]))
+    assert torch.allclose(constraint.excess_scale(u)[..., 0], 2 * length + total)
+    assert torch.allclose(constraint.excess_scale(u)[..., 1:], 1 + 2 * wide.abs())
+    assert torch.allclose(constraint.excess_unit(u)[..., 0], wide.abs().sum(-1) / length)
     slope = constraint.residual(u.requires_grad_())[..., 0].sum()
     assert torch.autograd.grad(slope, u)[0][0, 0].tolist() == [4, -2, 0, 0, 0, 0]  # rows have gradients, once per total
     assert constraint.to(torch.float32).args[0].dtype == torch.float32
     assert repr(constraint) == "ConvexProgram(describe, variables=6)"
+
+
+def in_units(u, scale):
+    return [cp.norm(scale * u) <= 1, cp.SOC(scale * u[0] + 3, scale * u[1:]), scale * matrix(u) + np.eye(3) >> 0]
+
+
+def test_units_do_not_change_relative_violations():
+    """Points of a size of 1e10 in rows of a size of 1 are measured by those rows."""
+    u = 2 * randn(5, N, seed=3)
+    plain, large = (ConvexProgram(in_units, N, (torch.tensor(x),), ((),)) for x in (1.0, 1e-10))
+    near = plain.relative_violation(u)
+    assert torch.allclose(large.relative_violation(1e10 * u), near, rtol=1e-9)
+    assert bool((near > 0.1).any())
+    size = u.abs().amax(-1, keepdim=True)
+    assert torch.allclose(large.relative_violation(1e10 * u, 1e10 * size), plain.relative_violation(u, size), rtol=1e-9)
+
+
+def test_points_that_are_not_finite_are_not_feasible():
+    constraint = ConvexProgram(in_units, N, (torch.tensor(1.0),), ((),))
+    u = torch.zeros(3, N)
+    u[1, 2], u[2, 3] = torch.nan, torch.inf
+    assert constraint.violation(u).isnan().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1e-4, 1e7])
+def test_units_do_not_change_the_nearest_point(scale):
+    z, weight = 3 * randn(4, N, seed=5).requires_grad_(), rand(4, N)
+    bound = ph.LinearInequality(torch.ones(1, N), torch.tensor([0.5]))
+    plain = ConvexProgram(in_units, N, (torch.tensor(1.0),), ((),)) & bound
+    moved = ph.LinearInequality(torch.ones(1, N), torch.tensor([0.5]) / scale)
+    moved = ConvexProgram(in_units, N, (torch.tensor(scale),), ((),)) & moved
+    first, second = projector(plain, weight).solve(z), projector(moved, weight).solve(z / scale)
+    assert bool(first.stats.converged.all())
+    assert bool(second.stats.converged.all())
+    assert torch.allclose(first.value, scale * second.value, atol=1e-9)
+    slopes = [torch.autograd.grad(value[..., 0].sum(), z)[0] for value in (first.value, scale * second.value)]
+    assert torch.allclose(*slopes, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])

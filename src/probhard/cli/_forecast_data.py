@@ -111,11 +111,18 @@ def is_file(value: Any) -> bool:
 def _columns(frame: Any, options: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, str]:
     """The columns of time and target: those that options name, otherwise the only candidates."""
     names = list(frame.columns)
+    texts = [str(name) for name in names if frame[name].dtype.kind not in "iufM" and str(name).lower() not in TIMES]
+    if not keys:
+        raise ParameterError(
+            "No --keys were given.",
+            "They are the columns that tell the series apart, so that these can be added up.",
+            f"Choose among {', '.join(texts)}." if texts else "Add a column with the name of the series to each row.",
+        )
     for option, asked in (("--keys", keys), ("--time-column", [options["time_column"]])):
         missing = [name for name in asked if name is not None and name not in names]
-        if missing or not asked:
+        if missing:
             raise ParameterError(
-                f"There is no column {missing[0]!r}." if missing else "No --keys were given.",
+                f"There is no column {missing[0]!r}.",
                 f"{option} says which columns {'tell the series apart' if option == '--keys' else 'hold the time'}.",
                 f"Choose among {', '.join(map(str, names))}.",
             )

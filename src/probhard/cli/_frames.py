@@ -51,7 +51,7 @@ def read(path: Path, texts: Sequence[str]) -> Any:
             "Check the path, or convert the file.",
         )
     try:
-        return _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
+        frame = _csv(path, texts) if path.suffix == ".csv" else _parquet(path)
     except (ParameterError, MissingExtraError):
         raise
     except Exception as error:  # damaged files make the libraries raise errors of any type
@@ -60,6 +60,11 @@ def read(path: Path, texts: Sequence[str]) -> Any:
             f"{path} cannot be read: {reason.splitlines()[0].rstrip('.')}.",
             *FORMAT_HELP[path.suffix],
         ) from error
+    if not len(frame):
+        raise ParameterError(
+            f"{path} has no rows.", "Only the names of its columns were found.", "Check how the file was exported."
+        )
+    return frame
 
 
 def write(path: Path, frame: Any) -> None:
@@ -204,11 +209,18 @@ def _tall(path: Path) -> bool:
 
 
 def _categories(path: Path) -> Any:
-    """Read Parquet by pyarrow with texts as categories, without a Python object for each row."""
+    """Read Parquet by pyarrow with texts as categories: column by column, without a Python object for each row."""
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    texts = [f.name for f in parquet.read_schema(path) if arrow.types.is_string(f.type) or _large(arrow, f.type)]
-    table = parquet.read_table(path, read_dictionary=texts, use_threads=False)
-    return table.to_pandas(split_blocks=True, self_destruct=True, date_as_object=False)
+    pandas = require("pandas", "Reading a .parquet file")
+    schema = parquet.read_schema(path)
+    indexes = (schema.pandas_metadata or {}).get("index_columns", [])
+    texts = [field.name for field in schema if arrow.types.is_string(field.type) or _large(arrow, field.type)]
+    columns = {}
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        for name in (name for name in schema.names if name not in indexes):
+            columns[name] = file.read([name], use_threads=False).column(name).to_pandas(date_as_object=False)
+            arrow.default_memory_pool().release_unused()  # it would keep several times the frame
+    return pandas.DataFrame(columns, copy=False)
 
 
 def _large(arrow: Any, kind: Any) -> bool:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
 from probhard._util.tensors import broadcast, check_finite, checking
+from probhard.constraints._program_rows import ProgramRows, slope
 from probhard.constraints._reals import reals
 from probhard.constraints.base import Constraint, immutable
 from probhard.errors import ParameterError, ShapeError, optional
@@ -99,23 +99,27 @@ class ConvexProgram(Constraint):
 
     def residual(self, u: Tensor) -> Tensor:
         self.check_event(u, "The point")
-        known, other = self.compiled.equations, self._evaluated(u, excess=False)
+        known, other = self.compiled.equations, self._evaluated(u, "residuals")
         rows, right = torch.from_numpy(known[0]).to(u), torch.from_numpy(known[1]).to(u)
-        return torch.cat([(u @ rows.mT - right).expand(*other.shape[:-1], -1), other], -1)
+        return self._both(u @ rows.mT - right, other)
 
     def scale(self, u: Tensor) -> Tensor:
         rows, right = (torch.from_numpy(np.abs(x)).to(u) for x in self.compiled.equations)
-        lead = broadcast(u.shape[:-1], self.batch_shape)
-        known = (u.abs() @ rows.mT + right).expand(*lead, -1)
-        return torch.cat([known, self._size(u).expand(*lead, self.compiled.evaluated)], -1)
+        return self._both(u.abs() @ rows.mT + right, self._evaluated(u, "scales"))
+
+    def unit(self, u: Tensor) -> Tensor:
+        rows = torch.from_numpy(np.abs(self.compiled.equations[0])).to(u)
+        return self._both(rows.sum(-1), self._evaluated(u, "units"))
 
     def excess(self, u: Tensor) -> Tensor:
         self.check_event(u, "The point")
-        return self._evaluated(u, excess=True)
+        return self._evaluated(u, "excesses")
 
     def excess_scale(self, u: Tensor) -> Tensor:
-        lead = broadcast(u.shape[:-1], self.batch_shape)
-        return self._size(u).expand(*lead, len(self.compiled.inequalities))
+        return self._evaluated(u, "excess_scales")
+
+    def excess_unit(self, u: Tensor) -> Tensor:
+        return self._evaluated(u, "excess_units")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         return self._copy(args=tuple(value.to(*args, **kwargs) for value in self.args))
@@ -128,23 +132,27 @@ class ConvexProgram(Constraint):
         return [value.shape[: value.dim() - len(shape)] for value, shape in zip(self.args, shapes)]
 
     @staticmethod
-    def _size(u: Tensor) -> Tensor:
-        return 1 + u.abs().amax(-1, keepdim=True)
+    def _both(known: Tensor, other: Tensor) -> Tensor:
+        """Rows without parameters, then those with parameters (*lead, k)."""
+        return torch.cat([known.expand(*other.shape[:-1], -1), other], -1)
 
-    def _evaluated(self, u: Tensor, excess: bool) -> Tensor:
-        """Violations by cvxpy at each point, or residuals of the equalities with parameters."""
+    def _evaluated(self, u: Tensor, what: str) -> Tensor:
+        """Values of cvxpy at each point, of a method of ``ProgramRows``; NaN at points that are not finite."""
         structure = self.compiled
         lead = broadcast(u.shape[:-1], self.batch_shape)
-        count = len(structure.inequalities) if excess else structure.evaluated
-        if not count:
+        rows = structure.inequalities if what.startswith("excess") else structure.moving
+        if not rows.count:
             return u.new_zeros(*lead, 0)
         points = u.detach().cpu().double().expand(*lead, -1).reshape(-1, self.variables).numpy()
         data = [
             value.detach().cpu().double().expand((*lead, *shape)).reshape(-1, *shape).numpy()
             for value, shape in zip(self.args, structure.shapes)
         ]
-        values = [structure.at(point, [x[i] for x in data], excess) for i, point in enumerate(points)]
-        return torch.from_numpy(np.stack(values or [np.zeros(0)])).to(u).reshape(*lead, count)
+        values = np.full((len(points), rows.count), np.nan)
+        for i in np.flatnonzero(np.isfinite(points).all(-1)):
+            structure.place(points[i], [x[i] for x in data])
+            values[i] = getattr(rows, what.removeprefix("excess_"))()
+        return torch.from_numpy(values).to(u).reshape(*lead, rows.count)
 
 
 class ProgramStructure:
@@ -167,12 +175,11 @@ class ProgramStructure:
         described = self.constraints(self._u, self._parameters)
         kinds = cp.constraints.Equality, cp.constraints.Zero
         equal = [c for c in described if isinstance(c, kinds)]
-        self.inequalities = [c for c in described if not isinstance(c, kinds)]
-        self._moving = [c for c in equal if c.parameters()]
-        self.evaluated = sum(c.size for c in self._moving)
+        self.inequalities = ProgramRows([c for c in described if not isinstance(c, kinds)], self._u)
+        self.moving = ProgramRows([c for c in equal if c.parameters()], self._u)
         self._u.value = np.zeros(variables)
         fixed = [c.expr for c in equal if not c.parameters()]
-        matrices = [np.zeros((0, variables)), *(_slope(expression, self._u) for expression in fixed)]
+        matrices = [np.zeros((0, variables)), *(slope(expression, self._u) for expression in fixed)]
         offsets = [np.zeros(0), *(-np.ravel(expression.value, order="F") for expression in fixed)]
         self.equations = np.concatenate(matrices), np.concatenate(offsets)  # A (q, n) and b (q,)
 
@@ -215,31 +222,11 @@ class ProgramStructure:
                 )
         return described
 
-    def at(self, u: np.ndarray, data: list[np.ndarray], excess: bool) -> np.ndarray:
-        """Evaluate the constraints at one point.
-
-        Args:
-            u: The point, (n,).
-            data: Values of the parameters.
-            excess: Evaluate inequalities; else equalities with parameters.
-
-        Returns:
-            The largest violation of each inequality, or all residuals.
-        """
+    def place(self, u: np.ndarray, data: list[np.ndarray]) -> None:
+        """Set the point (n,) and the parameters at which rows are evaluated."""
         self._u.value = u
         for parameter, value in zip(self._parameters, data):
             parameter.value = value
-        if excess:
-            return np.array([float(np.max(c.violation())) for c in self.inequalities])
-        return np.concatenate([np.ravel(c.expr.value, order="F") for c in self._moving])
-
-
-def _slope(expression: Any, u: Any) -> np.ndarray:
-    """The matrix of an affine expression, (size, n)."""
-    slope = expression.grad.get(u)
-    if slope is None:
-        return np.zeros((expression.size, u.size))
-    return np.asarray(slope.toarray() if sp.issparse(slope) else slope).reshape(u.size, expression.size).T
 
 
 def _structure(describe: Callable[..., Any], variables: int, shapes: Shapes) -> ProgramStructure:

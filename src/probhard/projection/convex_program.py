@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import WEIGHT_FLOOR, floored
+from probhard._util.numerics import TOLERANCE, WEIGHT_FLOOR, floored
 from probhard._util.tensors import broadcast, checking
 from probhard.constraints.convex_program import ConvexProgram, cvx
 from probhard.constraints.shapes import Term
@@ -29,7 +29,6 @@ from probhard.projection.parts import Parts
 from probhard.solvers.cone import Report
 from probhard.tangent import Differential, tangent_of
 
-ACCEPTED = {torch.float64: 1e-7, torch.float32: 1e-5}  # the cone solver's own accuracy, if Newton's method fails
 DENSE_VARIABLES = 64  # largest number of variables whose Jacobian is formed
 
 
@@ -79,7 +78,7 @@ class ProgramProjector(Projector):
             size = torch.maximum(z.abs(), inside.abs()).amax(-1, keepdim=True)
             residual = self.parts.constraint.relative_violation(inside, size).nan_to_num(torch.inf)
         value = inside + (value - value.detach())  # feasible to rounding, with the gradients of the layer
-        converged = solved.to(z.device) & (residual <= ACCEPTED[z.dtype])
+        converged = solved.to(z.device) & (residual <= TOLERANCE[z.dtype])
         stats = Stats(steps.to(z.device), residual, converged)
         return Solution(value, ProgramTangent(self, point.detach()), stats)
 

@@ -21,6 +21,7 @@ from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.checked import feasible, finished, within
 from probhard.projection.diagnosis import check_capacity, empty_set
+from probhard.projection.last_resort import completed
 from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import FaceProjector, censored_laws
@@ -98,6 +99,9 @@ class CoupledProjector(Projector):
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         if not self.matrix.shape[-2]:  # no rows and no bounds
             return FaceProjector(self.parts, Diagonal(self.weight.diagonal()), self.options).solve(z)
+        return completed(self.parts, self.weight, z, self._solved)
+
+    def _solved(self, z: Tensor) -> Solution:
         point = z.to(torch.float64)
         shapes = (point, self.right, self.lower, self.upper)
         lead = broadcast(*(x.shape[:-1] for x in shapes), self.root.shape[:-2], self.matrix.shape[:-2])

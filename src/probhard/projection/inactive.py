@@ -21,7 +21,7 @@ from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import FaceProjector
-from probhard.tangent import Differential
+from probhard.tangent import ChosenTangent
 
 
 def without_curved(
@@ -69,26 +69,3 @@ def _polyhedral(parts: Parts, weight: Covariance, options: Options) -> Projector
     if isinstance(weight, Diagonal) and shared(parts):
         return FaceProjector(parts, weight, options)
     return CoupledProjector(parts, weight, options)
-
-
-class ChosenTangent(Differential):
-    """The tangent ``first`` for chosen elements (*lead,), ``second`` for the others."""
-
-    def __init__(self, chosen: Tensor, first: Differential, second: Differential) -> None:
-        self.chosen, self.first, self.second = chosen, first, second
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.second.shape
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self._choice(self.first.apply(x), self.second.apply(x))
-
-    def transpose(self, x: Tensor) -> Tensor:
-        return self._choice(self.first.transpose(x), self.second.transpose(x))
-
-    def variance(self, cov: Covariance) -> Tensor:
-        return self._choice(self.first.variance(cov), self.second.variance(cov))
-
-    def _choice(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.where(self.chosen.unsqueeze(-1), first, second)

@@ -82,6 +82,9 @@ class MeanField:
         loc, scale = problem.placed(fields)
         lower, upper = self.parts.bounds(base.loc)
         loc, scale = loc.to(base.loc.dtype), scale.to(base.loc.dtype)
+        if checking() and not bool(torch.isfinite(scale.square()).all()):  # a mean without a variance is unknown, too
+            known = torch.isfinite(scale.square()).all(-1, keepdim=True)
+            loc, scale = (torch.where(known, x, torch.nan) for x in (loc, scale))
         return CensoredMarginals(loc, scale, base.family, lower, upper, validate_args=False)
 
 

@@ -24,6 +24,7 @@ from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.checked import feasible, finished, within
 from probhard.projection.diagnosis import empty_set, matrix_of
 from probhard.projection.l1_search import search
+from probhard.projection.last_resort import completed
 from probhard.projection.lifting import Polyhedron, polyhedron
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import Parts
@@ -77,6 +78,9 @@ class FaceProjector(Projector):
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         if self.set.system is None:
             return self._clipped(z)
+        return completed(self.parts, Diagonal(self.weight), z, self._solved)
+
+    def _solved(self, z: Tensor) -> Solution:
         points = self._points(z.to(torch.float64))
         faces = self._faces(points)
         lead, n = points.z.shape[:-1], self.parts.variables

@@ -72,7 +72,8 @@ class ReducedTangent(Differential):
         if self.known is None and count <= FEW * len(self.elements) * self.side.shape[-1]:
             lead = self.side.shape[:-1]
             part = self.reduction.select(self.reduction.numbers(lead))
-            return active.factored(part.among(active.index.flatten(0, -2)).unflatten(0, lead))[0]
+            among = part.among(active.index.reshape(lead.numel(), active.index.shape[-1]))
+            return active.factored(among.reshape(*lead, *among.shape[-2:]))[0]
         gram = self.reduction.gram(self.elements) if self.known is None else self.known
         return active.factor(active.rows(gram, self.owner))[0]
 

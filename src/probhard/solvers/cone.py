@@ -17,6 +17,7 @@ import scipy.sparse as sp
 
 from probhard.constraints.convex_program import cvx
 from probhard.errors import ParameterError
+from probhard.solvers.cone_units import Units, units_of
 from probhard.solvers.dual_cones import dual_cones
 from probhard.solvers.kkt import STATIONARY, Conditions, KKTPoint
 
@@ -36,6 +37,14 @@ class Report:
     def solved(self) -> bool:
         """Whether the conditions prove the point nearest."""
         return self.left <= STATIONARY
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A solution of the scaled program, and its units."""
+
+    point: KKTPoint
+    units: Units
 
 
 class ConeSolver:
@@ -65,6 +74,9 @@ class ConeSolver:
         self.quadratic = context.reduced_P.problem_data_index
         self.names = cvx("cvxpy.reductions.solvers.conic_solvers.clarabel_conif").dims_to_solver_cones(dims)
         self.cones, self.own = dual_cones(dims), context.var_recover[0].primal
+        flat = dims.zero + dims.nonneg  # rows with units of their own
+        blocks = [size for size, _ in self.cones[2:]]
+        self.numbers = np.concatenate([np.arange(flat), flat + np.repeat(np.arange(len(blocks)), blocks)])
 
     def solve(self, P: Any, q: Any, A: Any, dims: Any, options: Any, needs: bool) -> tuple[Any, Any, Any]:
         """Solve one problem.
@@ -78,7 +90,7 @@ class ConeSolver:
             needs: Not used.
 
         Returns:
-            x, the multipliers y, and the ``KKTPoint`` that ``derivative`` needs.
+            x, the multipliers y, and what ``derivative`` needs.
         """
         clarabel = cvx("clarabel")
         whole = sp.csc_matrix((A, self.entries, self.pointers), shape=self.shape)
@@ -86,6 +98,10 @@ class ConeSolver:
         entries, pointers, shape = self.quadratic
         square = sp.csc_matrix((P, entries, pointers), shape=shape)
         rows.eliminate_zeros()
+        units = units_of(rows, b, self.numbers, self.own, square.diagonal() > 0)
+        across, down = sp.diags(units.rows), sp.diags(units.columns)
+        rows, b = sp.csc_matrix(across @ rows @ down), units.rows * b
+        square, c = sp.csc_matrix(down @ square @ down), units.columns * c
         settings = clarabel.DefaultSettings()
         settings.verbose = False
         settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TIGHT
@@ -97,27 +113,27 @@ class ConeSolver:
         )
         point = conditions.refined(x, balance * y - s)
         self.reports.append(Report(str(answer.status), answer.iterations + point.steps, point.left))
-        return point.x, point.y / balance, point
+        return units.columns * point.x, units.rows * point.y / balance, Solved(point, units)
 
-    def derivative(self, gradient: Any, _: Any, point: KKTPoint) -> tuple[None, Any, Any]:
+    def derivative(self, gradient: Any, _: Any, solved: Solved) -> tuple[None, Any, Any]:
         """Pull a gradient back to the data.
 
         Args:
             gradient: Gradient in x, (n,).
             _: Not used.
-            point: The solution.
+            solved: The solution.
 
         Returns:
             None, and the gradients in q and the entries of ``(-A, b)``; 0 if the problem was not solved.
         """
-        n = self.shape[1] - 1
+        n, point, units = self.shape[1] - 1, solved.point, solved.units
         if not point.solved:
             return None, np.zeros(n + 1), np.zeros(len(self.entries))
-        full = np.concatenate([gradient, np.zeros_like(point.y)])
+        full = np.concatenate([units.columns * gradient, np.zeros_like(point.y)])
         adjoint = point.factor.solve(full, transposed=True)
-        first, second = np.append(adjoint[:n], 0.0), adjoint[n:]
-        x = np.append(point.x, 1.0)
-        entries = point.y[self.entries] * first[self.columns] + second[self.entries] * x[self.columns]
+        first, second = np.append(units.columns * adjoint[:n], 0.0), units.rows * adjoint[n:]
+        x, y = np.append(units.columns * point.x, 1.0), units.rows * point.y
+        entries = y[self.entries] * first[self.columns] + second[self.entries] * x[self.columns]
         return None, -point.conditions.balance * first, entries
 
 

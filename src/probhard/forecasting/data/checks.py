@@ -11,6 +11,7 @@ import numpy as np
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, optional
 
+LARGEST = 1e100  # its square can be summed
 COHERENT = 1e-6  # relative difference between an aggregate and its sum up to which it counts as rounding
 
 
@@ -57,6 +58,23 @@ def check_names(names: tuple[str, ...], tags: Mapping[str, Sequence[str]]) -> No
                 "Scores are reported by level.",
                 "Use the names of the rows of S in the tags.",
             )
+
+
+def check_sizes(values: np.ndarray, names: Sequence[str], index: Any) -> None:
+    """Check that values (T, n) can be summed and squared; NaN can stand for missing ones.
+
+    Raises:
+        ParameterError: A value is infinite or astronomical.
+    """
+    wrong = np.abs(values) > LARGEST
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        value = values[row, column]
+        raise ParameterError(
+            f"Series {names[column]!r} is {'infinite' if np.isinf(value) else f'{value:.3g}'} at {index[row]}.",
+            "It cannot be summed or scored.",
+            "Replace it by a number, or by NaN if it was not observed; choose larger units if it is right.",
+        )
 
 
 def check_coherence(

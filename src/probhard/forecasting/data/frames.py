@@ -104,6 +104,7 @@ def from_frame(
     values = _pivot(
         labels, series, index.get_indexer(periods).astype(np.int32)[when], targets, hierarchy, index, on_gap
     )
+    del series, targets, seen  # of millions of rows
     if nonnegative and (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
         raise ParameterError(

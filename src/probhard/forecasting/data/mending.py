@@ -85,7 +85,8 @@ class Mending:
         if len(zeros):
             rows = f"{int(self.zeros.sum()):,} absent row{'s' * int(self.zeros.sum() > 1)}"
             listed = _listed([names[i] for i in zeros])
-            notes.append(f"{rows} of {_series(zeros)} count as 0, being many or in long gaps: {listed}.")
+            reason = "being many, in long gaps or at one time of every season"
+            notes.append(f"{rows} of {_series(zeros)} count as 0, {reason}: {listed}.")
         return notes
 
     def record(self, names: Sequence[str], index: Any) -> dict[str, Any]:

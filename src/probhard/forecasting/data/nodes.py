@@ -18,6 +18,7 @@ from probhard.forecasting.data.keys import Keys
 
 TOTAL = "Total"
 LOOKED_UP = 1 << 24  # most codes that are renumbered by a table
+SMALL = 1 << 31  # codes below are 32-bit numbers
 TOTALS = {"total", "all", "<aggregated>", "aggregated"}  # names of a sum over everything, in lower case
 
 
@@ -99,20 +100,25 @@ class Rows:
         which, size = np.zeros(len(table), dtype=np.int32), 1
         for name in columns:
             codes = _codes(table.get_column(name))
-            span = int(codes.max(initial=0)) + 1
-            which, size = _dense(which.astype(np.int64) * span + codes, size * span)
+            span = int(codes.max(initial=-1)) + 2
+            joined = which.astype(np.int32 if size * span < SMALL else np.int64)  # millions of rows: nothing twice
+            joined *= span
+            joined += codes
+            joined += 1
+            which, size = _dense(joined, size * span)
         first = np.zeros(size, dtype=np.int64)
         first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
         return cls(first, which)
 
 
 def _codes(column: Any) -> np.ndarray:
-    """Numbers from 0 on for the values of a column; missing ones have a number too."""
+    """Numbers from 0 on for the values of a column, -1 for missing ones."""
     pandas = optional("pandas", "forecast", "A table of series")
     native = column.to_native()
     if isinstance(getattr(native, "dtype", None), pandas.CategoricalDtype):
-        return native.cat.codes.to_numpy().astype(np.int64) + 1
-    return pandas.factorize(column.to_numpy())[0].astype(np.int64) + 1
+        codes: np.ndarray = native.cat.codes.to_numpy()
+        return codes
+    return np.asarray(pandas.factorize(column.to_numpy())[0])
 
 
 def _dense(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:

@@ -121,8 +121,8 @@ def read_stamps(column: Any, freq: str | None) -> tuple[pd.PeriodIndex, Place]:
 
         freq = period_frequency(freq)
     years = column.name.lower() in ("year", "years") if freq is None else freq.lstrip("0123456789").startswith("Y")
-    if column.dtype.is_integer() and years:
-        column = column.cast(nw.String)
+    if years and column.dtype.is_numeric() and (column % 1 == 0).all():
+        column = column.cast(nw.Int64).cast(nw.String)
     stamps = _parsed(column)
     if isinstance(stamps, pandas.PeriodIndex):
         return stamps, START

@@ -16,7 +16,7 @@ import numpy as np
 
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice, optional
-from probhard.forecasting.data.checks import check_coherence, check_index, check_names
+from probhard.forecasting.data.checks import check_coherence, check_index, check_names, check_sizes
 from probhard.forecasting.data.mending import Mending
 from probhard.forecasting.data.regressors import Regressors
 from probhard.forecasting.data.stamps import START, Place, season_of, seasons_of
@@ -100,13 +100,7 @@ class HierarchicalData:
                 f"Got season={self.season}.", "It is a season length in rows.", "Pass 1 or more; 1 means no season."
             )
         check_names(self.names, self.hierarchy.tags)
-        if np.isinf(self.values).any():
-            row, column = np.argwhere(np.isinf(self.values))[0]
-            raise ParameterError(
-                f"Series {self.names[column]!r} is infinite at {self.index[row]}.",
-                "It cannot be summed or scored.",
-                "Replace it by a number, or by NaN if it was not observed.",
-            )
+        check_sizes(self.values, self.names, self.index)
         known = self.observed[:, self.hierarchy.aggregates :]
         if self.mending is not None:  # rows after the end of a series are 0, not observed
             known = np.where(np.arange(len(self.index))[:, None] > self.mending.last, np.nan, known)

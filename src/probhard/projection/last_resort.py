@@ -1,0 +1,142 @@
+"""Polyhedral points that float64 does not find, by the decimal arithmetic of ``solvers.decimals``.
+
+Points are replaced only where the projector flagged its own, and only if the check of all points calls the new one
+feasible. Their gradients are those of their face, ``du = P (dz + dW g) + L dside`` with ``g = W^-1 (u - z)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probhard._util.tensors import broadcast, checking, matvec
+from probhard.laws.covariance import Covariance
+from probhard.projection.base import Solution
+from probhard.projection.checked import feasible, finished, placed, within
+from probhard.projection.lifting import joined, linear_costs, right_sides
+from probhard.projection.parts import Parts
+from probhard.solvers.decimals import Nearest, Sides, nearest
+from probhard.tangent import ChosenTangent, MatrixTangent
+
+LARGEST = 48  # variables with auxiliary ones
+MISSES = 2  # elements without a point, after which the set counts as empty
+MOST = 1500  # elements times that number, about 7 s; further elements stay flagged
+
+
+def completed(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
+    """Solve, and find flagged points again if they are small, up to a number of them.
+
+    Args:
+        parts: The parts of the constraint, all polyhedral.
+        weight: W, over (*batch, n).
+        z: Points to project, (*lead, n).
+        solve: Projects points in float64.
+    """
+    solution = solve(z)
+    if not checking() or bool(solution.stats.converged.all()) or not parts.polyhedral or parts.semicontinuous:
+        return solution
+    like = torch.empty(0, dtype=torch.float64, device=z.device)
+    if linear_costs(parts, like) is not None:
+        return solution
+    at = torch.nonzero(~solution.stats.converged)
+    rows, own, lower, upper = _sides(parts, like)
+    n, lead = parts.variables, solution.value.shape[:-1]
+    size = n + own.shape[-1]
+    if size > LARGEST:
+        return solution
+    root = _root(parts, weight).expand(*lead, n, -1).detach()
+    point = z.to(torch.float64).expand(*lead, n)
+    rows = rows.expand(*lead, *rows.shape[-2:])
+    lower, upper = (x.expand(*lead, x.shape[-1]) for x in (lower, upper))
+    found = _Found(lead, n, rows.shape[-2], like)
+    missed = 0
+    for index in at[: MOST // size]:
+        one = tuple(index.tolist())
+        arrays = (x.detach()[one].numpy(force=True) for x in (point, root, rows, lower, upper))
+        centre, factor, matrix, low, high = arrays
+        answer = nearest(centre, factor, Sides(matrix, own.numpy(force=True), low, high))
+        if answer is not None:
+            found.place(one, answer)
+        elif (missed := missed + 1) == MISSES:
+            break
+    side = torch.where(found.side < 0, lower, torch.where(found.side > 0, upper, 0.0))
+    moves = point + weight.to(torch.float64).apply(found.pull)  # only their changes matter
+    moved = matvec(found.tangent, moves) + matvec(found.lift, torch.where(found.side != 0, side, 0.0))
+    value = feasible(parts, point, *(within(x, point, *parts.bounds(like)) for x in (found.face, found.value)))
+    value = placed(moved, value)
+    tangent = MatrixTangent(found.tangent)
+    other = finished(parts, z, value, tangent, solution.stats.steps, found.known)
+    good = other.stats.converged
+    if not bool(good.any()):
+        return solution
+    if torch.is_grad_enabled() and solution.value.requires_grad:  # gradients of failed points may be NaN
+        solution = solve(torch.where(good.unsqueeze(-1), other.value.detach(), z))
+    residual = torch.where(good, other.stats.residual, solution.stats.residual)
+    stats = replace(solution.stats, residual=residual, converged=good | solution.stats.converged)
+    chosen = torch.where(good.unsqueeze(-1), other.value, solution.value)
+    return Solution(chosen, ChosenTangent(good, tangent, solution.tangent), stats)
+
+
+class _Found:
+    """What the solver found, over (*lead, ...)."""
+
+    def __init__(self, lead: torch.Size, n: int, rows: int, like: Tensor) -> None:
+        self.known = torch.zeros(lead, dtype=torch.bool, device=like.device)
+        self.value, self.face, self.pull = (like.new_zeros(*lead, n) for _ in range(3))
+        self.tangent, self.lift = like.new_zeros(*lead, n, n), like.new_zeros(*lead, n, rows)
+        self.side = like.new_zeros(*lead, rows)
+
+    def place(self, at: tuple[int, ...], answer: Nearest) -> None:
+        """Keep the answer of one element."""
+        for name in ("value", "face", "pull", "tangent", "lift", "side"):
+            own: np.ndarray = getattr(answer, name)
+            kept: Tensor = getattr(self, name)
+            kept[at] = torch.from_numpy(own).to(kept)
+        self.known[at] = True
+
+
+def _root(parts: Parts, weight: Covariance) -> Tensor:
+    """R with ``W = R R^T``, (*batch, n, r); 0 in the rows of variables that constraints hold."""
+    weight = weight.to(torch.float64)
+    eye = torch.eye(weight.root_size, dtype=torch.float64, device=weight.device)
+    root = weight.root(eye.reshape(-1, *[1] * (len(weight.shape) - 1), weight.root_size)).movedim(0, -1)
+    if parts.linear is not None and parts.linear.system.held is not None:
+        root = root.index_fill(-2, parts.linear.system.held.to(root.device), 0.0)
+    return root
+
+
+def _sides(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows on u (*batch, p, n) and on auxiliary variables (p, k), and their two sides (*batch, p).
+
+    The last rows are those of bounds: on u, and 0 for auxiliary variables.
+    """
+    n, free = parts.variables, torch.inf
+    on_u: list[Tensor] = []
+    own: list[Tensor] = []
+    lower: list[Tensor] = []
+    sides = right_sides(parts, like)
+    if parts.linear is not None:
+        rows = parts.linear.system.map.at(like).dense()
+        on_u, own, lower = [rows], [like.new_zeros(rows.shape[-2], 0)], [sides[0]]
+    for part in parts.inequalities:
+        on_u.append(part.prepared.map.at(like).dense())
+        own.append(like.new_zeros(on_u[-1].shape[-2], 0))
+        lower.append(like.new_full((on_u[-1].shape[-2],), -free))
+    for shape in parts.shapes:
+        lifted = shape.lifted(n)
+        on_u.append(torch.from_numpy(lifted.on_u.toarray()).to(like))
+        own.append(torch.from_numpy(lifted.own.toarray()).to(like))
+        lower.append(sides[len(lower)])
+    extra = torch.block_diag(*own, like.new_zeros(n, 0)) if own else like.new_zeros(n, 0)
+    count = extra.shape[-1]
+    box = parts.bounds(like)
+    shape_ = broadcast(*(rows.shape[:-2] for rows in on_u)) if on_u else torch.Size()
+    ends = [torch.eye(n).to(like), like.new_zeros(count, n)]
+    matrix = torch.cat([rows.expand(*shape_, *rows.shape[-2:]) for rows in (*on_u, *ends)], -2)
+    extra = torch.cat([extra, torch.eye(count).to(like)])
+    zeros = like.new_zeros(count)
+    return matrix, extra, joined([*lower, box[0], zeros]), joined([*sides, box[1], zeros + free])
