@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments import pictures, templates
+from experiments import templates
 from experiments.optimisation.system_problems import CASES
 from experiments.optimisation.systems import KEYS, OPTIMUM, OURS, PINET, PUBLISHED, QUOTED, QUOTED_TOY, TOY, WAYS
+from experiments.pictures import BLUE, GREY, save
 from experiments.records import Records
 from experiments.table import Lines, Request, Table, measured
 from experiments.templates import Figure, MissingFigureError
@@ -177,11 +178,11 @@ def plot(path: Path, lines: Lines) -> None:
             if (line["case"], line["recipe"]) != (case, OURS) or line["way"] == OPTIMUM:
                 continue
             worst = max(line["equality"], line["inequality"], 1e-16)
-            color = pictures.BLUE if line["way"] == OWN else pictures.GREY
+            color = BLUE if line["way"] == OWN else GREY
             axes.plot(max(line["gap"], 1e-2), worst, "o", ms=8, color=color)
             spot = (max(line["gap"], 1e-2), worst)
             axes.annotate(line["way"], spot, xytext=(4, 6), textcoords="offset points", fontsize=8)
         axes.set(xscale="log", yscale="log", xlabel="gap to the optimum, %", title=TITLES[case])
         axes.margins(0.25)
     figure.axes[0].set_ylabel("largest violation")
-    pictures.save(figure, path)
+    save(figure, path)

@@ -112,7 +112,7 @@ def plot(path: Path, lines: Lines) -> None:
     for name, own in _rows(lines).items():
         if name in TABLES[NAME].order:
             place = (_mean(own, "seconds") / own[0]["epochs"], _mean(own, "crps"))
-            axes.plot(*place, "o", color=pictures.GREEN if name == CLOSED else pictures.GREY)
+            axes.plot(*place, "o", color="#1baf7a" if name == CLOSED else "#9aa5b1")
             axes.annotate(name, place, textcoords="offset points", xytext=(6, 4))
     axes.set(xscale="log", yscale="log", xlabel="seconds per epoch, one thread", ylabel="CRPS on test fields")
     axes.margins(0.25)
