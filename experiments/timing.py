@@ -82,8 +82,8 @@ def forecast_cases(datasets: Sequence[str]) -> Iterator[Case]:
     Args:
         datasets: Some of ``experiments.forecasting.rows.DATASETS``.
     """
+    from experiments.forecasting.origins import origins
     from experiments.forecasting.rows import SETTINGS
-    from experiments.forecasting.runs import origins
     from probhard.forecasting.models.estimator import DeepVAREstimator
     from probhard.forecasting.models.windows import RandomWindows, Windows
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.forecasting.runs import Origin
+from experiments.forecasting.origins import Origin
 from probhard._util.atomic import replacing
 from probhard.forecasting.data.datasets import load
 from probhard.forecasting.models import classical

@@ -27,8 +27,8 @@ from experiments.forecasting.joint_bases import PLANS, Place, ets, places
 from experiments.forecasting.joint_calibration import PastWindow, group_numbers, step_number
 from experiments.forecasting.joint_laws import METRICS, Forecast, combined, group_masks, group_parts, weighted
 from experiments.forecasting.joint_measures import measured
+from experiments.forecasting.origins import rolled, trained
 from experiments.forecasting.rows import DATASETS
-from experiments.forecasting.runs import rolled, trained
 from experiments.grid import Grid, Unit
 from experiments.records import Records
 from probhard import DPPL, METHODS, Levels

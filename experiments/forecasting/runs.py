@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.forecasting.origins import Origin, origins, rolled, trained
 from experiments.forecasting.rows import (
     DATASETS,
     DEFAULT,
@@ -41,7 +42,6 @@ from experiments.grid import Grid, Unit
 from experiments.records import Records
 from probhard._util.atomic import replacing
 from probhard.errors import check_choices
-from probhard.forecasting.data.datasets import load
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.catalogue import default_models, named_member
 from probhard.forecasting.members.pooled import PooledForecast
@@ -53,29 +53,7 @@ if TYPE_CHECKING:
     from probhard.forecasting.models.training import DeepVARModule
 
 
-@dataclass(frozen=True)
-class Origin:
-    """A point in time that is forecast from: the rows before it, and the rows to forecast."""
-
-    number: int
-    known: HierarchicalData
-    future: HierarchicalData
-
-
 Forecast = tuple[Origin, str, np.ndarray, dict[str, Any]]  # place, row, draws (S, H, n), more fields of its line
-
-
-def origins(dataset: str, window: str, count: int | None = None) -> list[Origin]:
-    """Return the origins of a window, the earliest first.
-
-    Args:
-        dataset: A name in ``DATASETS``.
-        window: ``paper`` or ``rolling``.
-        count: Of the rolling window; None for the setting of the data set.
-    """
-    data, setting = load(dataset), SETTINGS[dataset]
-    numbers = [0] if window == "paper" else range((count or setting.origins) - 1, -1, -1)
-    return [Origin(number, *data.train_test(origin=number, step=setting.step)) for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -214,55 +192,6 @@ class Job:
 
     def _key(self, row: str, origin: int) -> dict[str, Any]:
         return {"dataset": self.dataset, "method": row, "seed": self.seed, "window": self.window, "origin": origin}
-
-
-def trained(
-    dataset: str, first: Origin, method: Method, seed: int, quick: bool, progress: bool, **options: Any
-) -> DeepVARModule:
-    """Train a DeepVAR network on the rows before an origin, with the settings of the data set.
-
-    Args:
-        dataset: A name in ``DATASETS``.
-        first: The origin.
-        method: How the constraint is applied.
-        seed: Of weights and windows.
-        quick: Train one epoch of two batches.
-        progress: Show a bar.
-        **options: Of the estimator, such as ``scaling`` and ``rank``; ``data`` replaces the entries to train on.
-    """
-    from probhard.forecasting.models.estimator import DeepVAREstimator
-    from probhard.training import quiet_training
-
-    setting = SETTINGS[dataset]
-    entries = options.pop("data", None) or first.known.to_gluonts()
-    own = {"freq": first.known.freq, "prediction_length": len(first.future.index)}
-    own |= {"hierarchy": first.known.hierarchy, "context_length": setting.context}
-    estimator = DeepVAREstimator(
-        method=method,
-        batch_size=setting.batch_size,
-        lr=setting.lr,
-        num_batches_per_epoch=2 if quick else 50,
-        trainer_kwargs={
-            "max_epochs": 1 if quick else setting.epochs,
-            "enable_progress_bar": progress,
-            "accelerator": "cpu",
-        },
-        seed=seed,
-        **{**own, **options},
-    )
-    with quiet_training():
-        module: DeepVARModule = estimator.train(entries).prediction_net
-    return module
-
-
-def rolled(module: DeepVARModule, method: Method, place: Origin, seed: int) -> np.ndarray:
-    """Draw sample paths (S, H, n) at an origin by a network that was trained before it."""
-    from probhard.forecasting.models.predictor import DeepVARPredictor
-    from probhard.forecasting.models.training import DeepVARModule
-
-    forecaster = DeepVARModule(module.network, place.known.hierarchy, method)
-    (forecast,) = DeepVARPredictor(forecaster, SAMPLES, seed).predict(place.known.to_gluonts())
-    return np.asarray(forecast.samples)
 
 
 def _naive(row: str, data: HierarchicalData, horizon: int, seed: int) -> np.ndarray:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.forecasting.origins import Origin, origins, rolled, trained
 from experiments.forecasting.rows import DATASETS, KEYS, SAMPLES, SETTINGS
-from experiments.forecasting.runs import Origin, origins, rolled, trained
 from experiments.grid import Grid, Unit
 from experiments.records import Records
 from probhard.errors import check_choices

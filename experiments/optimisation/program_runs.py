@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from benchmarks.timing import measured
+from benchmarks.timing import Run, measured
 from torch import Tensor
 
 import probhard as ph
 from experiments.optimisation import peers
 from experiments.optimisation.programs import PROGRAMS, Program
-from experiments.optimisation.training import BATCH, Plan, network, train
+from experiments.optimisation.training import BATCH, Plan, Trained, network, train
 
 EPOCHS = {"pinet-control": 20}  # 60 for the others
 OURS, OPTIMUM, AFRESH, UPDATED = "probhard", "optimum", "OSQP, set up for each", "OSQP, one factor"
@@ -35,6 +35,26 @@ def lines(name: str, quick: bool = False) -> list[dict[str, Any]]:
     training, validation, test = program.split()
     if quick:
         training, validation, test = training[:400], validation[:50], test[:50]
+    model, done = _trained(program, training, validation, Plan(1 if quick else EPOCHS.get(name, 60)))
+    best, spent = _clocked(lambda: peers.optima(program, test))
+    judge = Judge(program, test, program.objective(best))
+    at_inference, in_training = _timed(program, model, test, _slopes(program, best))
+    batch = min(BATCH, len(test))
+    shared = {"case": name, "variables": program.variables, "instances": len(test), "batch": batch}
+    results = [{**shared, "way": OPTIMUM, **judge.of(best), "instance_ms": 1e3 * spent / len(test)}]
+    for way, run in at_inference.items():
+        line = {**shared, "way": way, **judge.of(run.value), "instance_ms": 1e3 * run.seconds / len(test)}
+        if way in in_training:
+            line["layer_ms"] = 1e3 * in_training[way].seconds
+        if way == OURS:
+            line |= {"step_ms": 1e3 * done.seconds / done.steps, "epochs": len(done.curve), "curve": done.curve}
+            line |= {"training_seconds": done.seconds, "validation_optimum": validation_optimum(program, validation)}
+        results.append(line)
+    return results
+
+
+def _trained(program: Program, training: Tensor, validation: Tensor, plan: Plan) -> tuple[ph.ConstrainedModel, Trained]:
+    """A network under the program's constraint, trained on its objective."""
     model = ph.ConstrainedModel(
         network(training.shape[-1], program.variables),
         program.constraint,
@@ -50,16 +70,20 @@ def lines(name: str, quick: bool = False) -> list[dict[str, Any]]:
         model.parameters(),
         lambda chosen: model.loss(training[chosen]) / len(chosen),
         len(training),
-        Plan(1 if quick else EPOCHS.get(name, 60)),
+        plan,
         validate,
     )
-    best, spent = _clocked(lambda: peers.optima(program, test))
-    judge = Judge(program, test, program.objective(best))
+    return model, done
+
+
+def _timed(
+    program: Program, model: ph.ConstrainedModel, test: Tensor, slopes: Tensor
+) -> tuple[dict[str, Run], dict[str, Run]]:
+    """Points and times of all ways on the test instances, and of layers with their gradients on one batch."""
+    few = slice(0, min(BATCH, len(test)))
+    layer = ph.DPPL("orthogonal")
     with torch.no_grad():
         raw = model.backbone(test)
-    few = slice(0, min(BATCH, len(test)))
-    slopes = _slopes(program, best)
-    layer = ph.DPPL("orthogonal")
 
     def whole() -> Tensor:
         with torch.no_grad():
@@ -72,29 +96,16 @@ def lines(name: str, quick: bool = False) -> list[dict[str, Any]]:
         assert z.grad is not None
         return z.grad
 
-    settings = {PINET: peers.DEFAULT, TUNED: peers.TUNED}
-    rivals = {way: peers.Pinet.of(program, chosen) for way, chosen in settings.items()}
     convex = (
         {} if program.sine else {AFRESH: peers.osqp_afresh(program, test), UPDATED: peers.osqp_updated(program, test)}
     )
     work: dict[str, Callable[[], Any]] = {OURS: whole, **convex}
     both: dict[str, Callable[[], Any]] = {OURS: ours_with_gradient}
-    for way, rival in rivals.items():
+    for way, settings in {PINET: peers.DEFAULT, TUNED: peers.TUNED}.items():
+        rival = peers.Pinet.of(program, settings)
         work[way] = partial(_projected, rival, model.backbone, test)
         both[way] = partial(rival.with_gradient, raw[few], test[few], slopes[few])
-    at_inference = dict(zip(work, measured(*work.values())))
-    in_training = dict(zip(both, measured(*both.values())))
-    shared = {"case": name, "variables": program.variables, "instances": len(test), "batch": len(test[few])}
-    results = [{**shared, "way": OPTIMUM, **judge.of(best), "instance_ms": 1e3 * spent / len(test)}]
-    for way, run in at_inference.items():
-        line = {**shared, "way": way, **judge.of(run.value), "instance_ms": 1e3 * run.seconds / len(test)}
-        if way in in_training:
-            line["layer_ms"] = 1e3 * in_training[way].seconds
-        if way == OURS:
-            line |= {"step_ms": 1e3 * done.seconds / done.steps, "epochs": len(done.curve), "curve": done.curve}
-            line |= {"training_seconds": done.seconds, "validation_optimum": validation_optimum(program, validation)}
-        results.append(line)
-    return results
+    return dict(zip(work, measured(*work.values()))), dict(zip(both, measured(*both.values())))
 
 
 def validation_optimum(program: Program, validation: Tensor) -> float:

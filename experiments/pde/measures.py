@@ -105,13 +105,8 @@ def evaluate(
             "energy": scores.energy_score(draws, part.target, estimator="fair"),
             "variogram": scores.variogram_score(draws, part.target, pairs=pairs) / len(pairs),
         }
-        exact, steps = (x.unflatten(-1, problem.shape).diff(dim=-1) for x in (part.target, draws))
-        if bool((exact <= 0).all()):
-            figures["rising"] = (steps > ROUNDING).double().mean((0, -2, -1))
-            worst["rising_depth"] = steps.max().clamp_min(0.0)
-        size = exact.abs().sum(-1)
-        ratio = steps.abs().sum(-1).mean(0) / size
-        figures["variation"] = torch.where(size > 0, ratio, 0.0).sum(-1) / (size > 0).sum(-1).clamp_min(1)
+        along, deepest = _along(problem, part.target, draws)
+        figures, worst = figures | along, worst | deepest
         for name, value in worst.items():
             largest[name] = torch.maximum(largest.get(name, value), value)
         if last is None:
@@ -124,6 +119,25 @@ def evaluate(
     free_mse = float(total.pop("free_errors")) / max(points, 1.0)
     means = {name: float(value) / len(test.target) for name, value in total.items()}
     return {**means, "mse_free": free_mse, **{name: float(value) for name, value in largest.items()}}
+
+
+def _along(problem: Problem, exact: Tensor, draws: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Figures of steps along x, by field (batch,), and their worst: what rises where nothing should, and variation.
+
+    Args:
+        problem: Of the fields.
+        exact: Exact fields, (batch, nt * nx).
+        draws: (S, batch, nt * nx).
+    """
+    falls, steps = (x.unflatten(-1, problem.shape).diff(dim=-1) for x in (exact, draws))
+    figures, worst = {}, {}
+    if bool((falls <= 0).all()):
+        figures["rising"] = (steps > ROUNDING).double().mean((0, -2, -1))
+        worst["rising_depth"] = steps.max().clamp_min(0.0)
+    size = falls.abs().sum(-1)
+    ratio = steps.abs().sum(-1).mean(0) / size
+    figures["variation"] = torch.where(size > 0, ratio, 0.0).sum(-1) / (size > 0).sum(-1).clamp_min(1)
+    return figures, worst
 
 
 def variogram_pairs(problem: Problem) -> Tensor:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from experiments.forecasting import rows, tables
 from experiments.forecasting import runs as experiments
+from experiments.forecasting.origins import origins
 from experiments.forecasting.rows import CLASSICAL, KEYS
-from experiments.forecasting.runs import Job, origins
+from experiments.forecasting.runs import Job
 
 from probhard.cli import main
+from probhard.forecasting.data.datasets import load
 
 needs_data = pytest.mark.skipif(
     "PROBHARD_DATA" not in os.environ, reason="the benchmark data are not here: PROBHARD_DATA is not set"
@@ -106,7 +108,7 @@ def test_tables_show_spread_and_the_paper() -> None:
 
 @needs_data
 def test_traffic_repeats_as_the_page_says() -> None:
-    values = experiments.load("traffic").values
+    values = load("traffic").values
     period = tables.TRAFFIC_PERIOD
     np.testing.assert_array_equal(values[period:], values[: len(values) - period])
     assert "row 267" in tables.render([line("base", 0.03)])

@@ -51,13 +51,13 @@ class SeriesModel:
         """Forecast one series (T,) at every origin and at its end; also the model, and whether it could be fitted."""
         try:
             final = self._model(values).fit(filled(values[-LONGEST:], self.season)[0])
-            results = [_read(final, values, horizon, self.season)]
+            results = [_read(final, values, horizon)]
             if origins:
                 results = [*self._past(values, horizon, origins, final), *results]
             largest = FARTHEST * np.nanmax(np.abs(values)) + 1
             if all((np.abs(x) <= largest).all() for mean, stddev, _ in results for x in (mean, stddev)):
                 return results, final, True  # NaN is not
-        except Exception:
+        except Exception:  # whatever a model raises: the caller counts the series as not fitted
             pass
         return self.stand_in(values, horizon, origins), None, False
 
@@ -80,10 +80,10 @@ class SeriesModel:
         model = self._form(values, final).fit(filled(known[start:], self.season)[0])
         if self.forwards and hasattr(model, "forward"):
             return [carried(model, values[start:end], horizon, self.season, start) for end in origins]
-        results = [_read(model, known, horizon, self.season)]
+        results = [_read(model, known, horizon)]
         for end in origins[1:]:
             rows = filled(values[max(0, end - LONGEST) : end], self.season)[0]
-            results.append(_read(self._form(values, final).fit(rows), values[:end], horizon, self.season))
+            results.append(_read(self._form(values, final).fit(rows), values[:end], horizon))
         return results
 
     def _form(self, values: np.ndarray, final: Any) -> Any:
@@ -106,11 +106,11 @@ def carried(model: Any, rows: np.ndarray, horizon: int, season: int, before: int
     return made["mean"], _deviation(made, rows, inside[before:], horizon), inside
 
 
-def _read(model: Any, values: np.ndarray, horizon: int, season: int) -> Fitted:
+def _read(model: Any, values: np.ndarray, horizon: int) -> Fitted:
     """Read the forecasts of a fitted model."""
     try:
         made = model.predict(h=horizon, level=[LEVEL])
-    except Exception:
+    except Exception:  # of a model without intervals
         made = model.predict(h=horizon)
     fitted = np.asarray(model.predict_in_sample()["fitted"], dtype=np.float64)
     inside = np.full(len(values), np.nan)
@@ -190,7 +190,7 @@ class SeriesMember:
                 if self.model.forwards and hasattr(model, "forward"):
                     made = carried(model, values[start:], horizon, season, start)
                 else:
-                    made = _read(model.new().fit(filled(values[start:], season)[0]), values, horizon, season)
+                    made = _read(model.new().fit(filled(values[start:], season)[0]), values, horizon)
             except Exception:
                 made = seasonal_naive(values, horizon, season)
                 failed.append(name)
