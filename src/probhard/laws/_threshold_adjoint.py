@@ -140,7 +140,7 @@ def _pull(
             to_state[j, i], to_state[3 + j, i] = stiffness[j], -noise[j]
             total[j] -= stiffness[j]
             total[3 + j] += noise[j]
-    pull_shared(last, whole, rows, sides, total, back)
+    pull_shared(last, whole, sides, total, back)
     to_last[1] += back[6]
     for i in range(n):
         for j in range(6):

@@ -45,7 +45,7 @@ def _pull_response(
     Args:
         a: Coefficient of the row.
         w: Weight.
-        sides: Their number.
+        sides: 2 with a ball, 1 without.
         field: Fields of the variable.
         part: Moments of both sides.
         fresh: What ``response`` wrote.
@@ -124,14 +124,13 @@ def _pull_response(
 pull_response = compiled(_pull_response)
 
 
-def _pull_shared(last: Array, whole: Array, rows: int, sides: int, g: Array, out: Array) -> None:
+def _pull_shared(last: Array, whole: Array, sides: int, g: Array, out: Array) -> None:
     """Gradients through ``shared``.
 
     Args:
         last: Multipliers.
         whole: What ``shared`` wrote.
-        rows: Number of rows.
-        sides: Their number.
+        sides: 2 with a ball, 1 without.
         g: Gradient of H (3), noise (3), the multiplier of the ball, and k.
         out: Written: gradient of every response (3), of every noise (3), and of the ball's field.
     """
