@@ -9,7 +9,9 @@ from torch import nn
 
 from probhard import (
     ConstrainedModel,
+    Covariance,
     Hierarchy,
+    LocationScale,
     Method,
 )
 
@@ -33,6 +35,17 @@ class Backbone(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean, raw = self.layers(x).chunk(2, -1)
         return mean, nn.functional.softplus(raw) + 0.05
+
+
+class Fixed(nn.Module):
+    """A law with one covariance around its inputs."""
+
+    def __init__(self, cov: Covariance) -> None:
+        super().__init__()
+        self.cov = cov
+
+    def forward(self, x: torch.Tensor) -> LocationScale:
+        return LocationScale(x, self.cov)
 
 
 def data(size: int = SIZE, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import probhard as ph
 from probhard import METHODS, BlockMeans
@@ -17,21 +17,10 @@ from probhard.errors import ParameterError, ShapeError
 from probhard.laws._transforms import wave_numbers
 from probhard.laws.calibration import octaves
 from registry import covariance
-from small_model import DOUBLE, Backbone, N, S, data, model
+from small_model import DOUBLE, Backbone, Fixed, N, S, data, model
 
 UNITS = 4000
 TREE = torch.cat([S[:1], S])  # levels: 0, 1 (twice, so that it has more nodes), bottoms
-
-
-class Fixed(nn.Module):
-    """A law that does not depend on its inputs, except for a shift."""
-
-    def __init__(self, cov: ph.Covariance) -> None:
-        super().__init__()
-        self.cov = cov
-
-    def forward(self, x: Tensor) -> ph.LocationScale:
-        return ph.LocationScale(x, self.cov)
 
 
 def factors(seed: int = 3) -> ph.LowRank:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import probhard as ph
 import registry
@@ -17,22 +17,12 @@ from probhard._calibration.norm import deviation_norm
 from probhard._calibration.promise import CoverageReport, Promise
 from probhard.calibration import Calibration, ConformalModel, conformal
 from probhard.errors import ParameterError, ShapeError
+from small_model import Fixed
 
 DOUBLE = torch.float64
 TREE = registry.binary_tree(2)  # 7 nodes
 N = len(TREE)
 LEVELS = np.repeat([0, 1, 2], [1, 2, 4])
-
-
-class Fixed(nn.Module):
-    """A law with one covariance around its inputs."""
-
-    def __init__(self, cov: ph.Covariance) -> None:
-        super().__init__()
-        self.cov = cov
-
-    def forward(self, x: Tensor) -> ph.LocationScale:
-        return ph.LocationScale(x, self.cov)
 
 
 def random(seed: int) -> torch.Generator:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from cli.test_train import CONFIG, waves
+from cli.training_folder import CONFIG, waves
 from probhard.cli import main
 
 

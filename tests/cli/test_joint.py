@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cli.test_train import CONFIG, Folder, some, trapezoid, waves
+from scipy.integrate import trapezoid
 
+from cli.training_folder import CONFIG, Folder, some, waves
 from probhard.laws.spectral import Spectral
 from probhard.pde.joint import LEAST, block_means, divided
 from probhard.pde.samples import Samples

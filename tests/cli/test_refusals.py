@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from scipy.integrate import trapezoid
 
+from cli.training_folder import waves
 from probhard._util import memory
 from probhard.cli import main
 
@@ -44,19 +44,6 @@ def forecasts() -> pd.DataFrame:
     rows = [(name, f"2025-0{month}-01", 2.0 + i) for month in (1, 2) for i, name in enumerate(("Total", "A", "B"))]
     frame = pd.DataFrame(rows, columns=["unique_id", "ds", "ETS"])
     return frame.assign(**{"ETS-lo-80": frame["ETS"] - 1, "ETS-hi-80": frame["ETS"] + 1})
-
-
-def waves(count: int = 12, points: int = 8, times: int = 3) -> dict[str, Any]:
-    x, time = np.linspace(0, 2, points), np.linspace(0, 1, times)
-    rate = np.random.default_rng(0).uniform(0.5, 2, size=(count, 1, 1))
-    solutions = np.exp(-rate * time[:, None]) * np.square(np.sin(x + rate)) + 0.1
-    return {
-        "parameters": rate[:, 0, 0],
-        "solutions": solutions,
-        "amount": trapezoid(solutions, x),
-        "time": time,
-        "x": x,
-    }
 
 
 def train(arrays: dict[str, Any], run: str = "run", **settings: Any) -> int:
@@ -97,7 +84,7 @@ def test_memory_is_compared_with_what_is_free(folder: Path, capsys, monkeypatch)
     monkeypatch.setattr(memory, "available", lambda: 100_000)
     for command in (PROJECT, RECONCILE):
         assert "GB of memory" in refused(capsys, command)
-    assert train(waves()) == 2
+    assert train(waves(12)) == 2
     assert "Lower width, layers" in capsys.readouterr().err
     assert not Path("run").exists()
 
@@ -115,7 +102,7 @@ def test_space_is_estimated_before_training(folder: Path, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 100))
     for command in (PROJECT, RECONCILE, ["demo", "--quick", "--output", "out"]):
         assert "MB left" in refused(capsys, command)
-    assert train(waves()) == 2
+    assert train(waves(12)) == 2
     assert "MB left" in capsys.readouterr().err
     assert not Path("run").exists()
 
@@ -149,9 +136,9 @@ def test_outputs_never_replace_inputs(folder: Path, capsys):
     before = Path("S.csv").read_bytes()
     assert "not be an input" in refused(capsys, [*RECONCILE, "--output", "S.csv"])
     assert Path("S.csv").read_bytes() == before
-    assert train(waves()) == 0
+    assert train(waves(12)) == 0
     capsys.readouterr()
-    np.savez("new.npz", **{name: array for name, array in waves().items() if name != "solutions"})
+    np.savez("new.npz", **{name: array for name, array in waves(12).items() if name != "solutions"})
     before = Path("run/grid.npz").read_bytes()
     assert "not be an input" in refused(capsys, ["predict", "run", "new.npz", "--output", "run/grid.npz"])
     assert Path("run/grid.npz").read_bytes() == before
@@ -159,18 +146,18 @@ def test_outputs_never_replace_inputs(folder: Path, capsys):
 
 def test_no_samples(folder: Path, capsys):
     common = ("time", "x")
-    assert train({name: array if name in common else array[:0] for name, array in waves().items()}) == 2
+    assert train({name: array if name in common else array[:0] for name, array in waves(12).items()}) == 2
     assert "shape (0, 3, 8)" in capsys.readouterr().err
 
 
 def test_settings_beyond_memory(folder: Path, capsys):
     for settings in ({"width": 10**7}, {"layers": 10**7}, {"modes": 10**7}, {"rank": 10**10}):
-        assert train(waves(), **settings) == 2
+        assert train(waves(12), **settings) == 2
         assert "Lower width, layers, modes, rank or batch_size" in capsys.readouterr().err
 
 
 def test_data_that_break_their_own_law(folder: Path, capsys):
-    arrays = waves()
+    arrays = waves(12)
     assert train({**arrays, "amount": 1.1 * arrays["amount"]}) == 2
     text = capsys.readouterr().err
     assert "data_tolerance=0.01" in text
@@ -182,7 +169,7 @@ def test_data_that_break_their_own_law(folder: Path, capsys):
 
 def test_swapped_time_and_x_on_a_square_grid(folder: Path, capsys):
     """Axes of one size must be named; if the arrays have them in the other order, the data break their law."""
-    arrays = waves(points=8, times=8)
+    arrays = waves(12, times=8)
     assert train(arrays) == 2
     assert "both have 8 points" in capsys.readouterr().err
     assert train({**arrays, "solutions": arrays["solutions"].swapaxes(1, 2)}, axes=["time", "x"]) == 2
