@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 
 from experiments.forecasting.joint_laws import GROUPS
 from experiments.forecasting.joint_measures import LEVEL
-from experiments.forecasting.joint_statistics import Line, Row, coverage
+from experiments.forecasting.joint_statistics import Row, coverage
 from experiments.forecasting.joint_tables import KINDS, RANGE, rows_of
+from experiments.table import Line
 
 LOOKS = {  # law and calibration: colour and marker
     ("independent", False): ("tab:red", "o"),

@@ -10,11 +10,11 @@ from experiments.forecasting.joint_bases import PLANS
 from experiments.forecasting.joint_laws import GROUPS
 from experiments.forecasting.joint_measures import LEVEL
 from experiments.forecasting.joint_runs import BASES, DRAWS, KEYS, LAWS, RANK
-from experiments.forecasting.joint_statistics import Line, Row, coverage, ratio, relative_score
+from experiments.forecasting.joint_statistics import Row, coverage, ratio, relative_score
 from experiments.forecasting.rows import DATASETS, SAMPLES
 from experiments.forecasting.tables import TITLES
 from experiments.grid import Grid
-from experiments.table import Request, Table, resumed
+from experiments.table import Line, Request, Table, resumed
 from experiments.templates import Figure, MissingFigureError
 
 NAME = "joint-forecasting"
