@@ -100,8 +100,7 @@ def test_windows_choose_the_metric_that_trusts_the_better_nodes(better):
 
 def test_few_windows_stay_near_the_prior():
     def distance(count: int) -> float:
-        middle = MetricWeights(0.5, 0.5)
-        chosen = learn_metric([window(seed, "bottoms") for seed in range(count)], SUMS, middle, strength=3.0)
+        chosen = learn_metric([window(seed, "bottoms") for seed in range(count)], SUMS, strength=3.0)
         return abs(chosen.exponent - 0.5) + abs(chosen.structural)
 
     assert distance(1) < distance(40)

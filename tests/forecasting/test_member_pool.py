@@ -20,7 +20,6 @@ from probhard.forecasting.members.coherent import fit_scales, groups, robust_fac
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.tuning import shrunk_weights
-from probhard.forecasting.models import pool
 from probhard.forecasting.reconciliation.joint_law import PathLaw
 
 
@@ -71,15 +70,6 @@ def test_weights_leave_out_bad_members_and_share_between_equal_ones() -> None:
     weights = shrunk_weights([(near, apart)] * 2)
     assert weights[0] == pytest.approx(weights[1], abs=1e-6)
     assert weights[2] < 0.01
-
-
-def test_prior_weights_go_to_members_that_the_best_pool_uses() -> None:
-    near = np.array([1.0, 1.2])
-    np.testing.assert_allclose(shrunk_weights([(near, np.zeros((2, 2)))]), [1, 0])  # mixing gains nothing
-    apart = np.array([[0.2, 1.5], [1.5, 0.2]])
-    best, prior = pool.best_weights([(near, apart)]), np.array([1.0, (0.9 / 1.1) ** 4])
-    assert best.min() > 0.1
-    np.testing.assert_allclose(shrunk_weights([(near, apart)]), 0.25 * best + 0.75 * prior / prior.sum())
 
 
 def test_paths_are_coherent_bounded_and_of_any_length(pooled: HierarchicalForecaster) -> None:

@@ -7,7 +7,7 @@
     paths:   P_h x_h,                             coherent
 
 All numbers are fitted on past windows only, in this order, and shrunk as windows get few: scales to 1, the metric to
-that of ``MetricWeights()``, rho to what deviations and one-step errors imply. rho changes no forecast of a single step.
+the middle of its family, rho to what deviations and one-step errors imply. rho changes no forecast of a single step.
 Paths of members that draw jointly are coherent already; they get one factor.
 """
 

@@ -3,7 +3,7 @@
     paths:  drawn from member k with probability w_k,  then  mean + c (path - mean),  then projected onto the bounds.
 
 Weights minimise the pooled CRPS over past windows (``models.pool``) and are shrunk, as windows get few, to
-weights that are equal for members of equal scores. Members that no window needs are left out.
+weights that are equal for members of equal scores.
 A linear pool of calibrated members is too wide, so c is fitted on the pooled paths.
 """
 
@@ -109,15 +109,14 @@ def tune_pool(
 def shrunk_weights(terms: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Weights between the best ones on past windows and prior ones, (K,).
 
-    The prior is equal for members of equal scores, and falls with the power ``FALL`` of a member's score. Members that
-    the best weights leave out have none.
+    The prior is equal for members of equal scores, and falls with the power ``FALL`` of a member's score.
 
     Args:
         terms: Coefficients of the pool's CRPS on past windows, from ``pool.scores``.
     """
     best = pool.best_weights(terms)
-    alone = np.maximum(np.mean([a - b.diagonal() / 2 for a, b in terms], axis=0), TINY)
-    prior = (alone.min() / alone) ** FALL * (best > LEAST)
+    alone = np.mean([a - b.diagonal() / 2 for a, b in terms], axis=0)
+    prior = (alone.min() / np.maximum(alone, TINY)) ** FALL
     share = len(terms) / (len(terms) + FEW)
     weights = share * best + (1 - share) * prior / prior.sum()
     weights[weights < LEAST] = 0

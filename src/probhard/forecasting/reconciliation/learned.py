@@ -41,8 +41,8 @@ from probhard.laws.covariance import Identity
 from probhard.score import crps
 from probhard.tangent.linear import Tangent, tangent_of
 
-STRENGTH = 1.0  # of the pull to the prior, chosen on windows before those of the published tables
-ALONE_STRENGTH = 4.0  # the same where one forecast is reconciled and nothing is pooled
+STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
+NEAR_STRENGTH = 4.0  # the same where one forecast is reconciled and nothing is pooled
 STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
 LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1
@@ -54,7 +54,7 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class MetricWeights:
-    """A member of the family; by default the best fixed one on windows before those of the published tables.
+    """A member of the family.
 
     Args:
         exponent: g, of the deviations, in [0, 1].
@@ -65,8 +65,8 @@ class MetricWeights:
         ParameterError: If a number is outside [0, 1].
     """
 
-    exponent: float = 1.0
-    correlation: float = 0.75
+    exponent: float = 0.5
+    correlation: float = 0.5
     structural: float = 0.0
 
     def __post_init__(self) -> None:
@@ -99,6 +99,9 @@ class MetricWeights:
         if self.exponent or self.structural:
             return Diagonal(scale.square())
         return Identity.like(stddev)
+
+
+NEAR = MetricWeights(1.0, 0.75)  # the best fixed metric on those windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +173,7 @@ def learn_metric(
     Args:
         windows: Past forecasts; none returns the prior.
         hierarchy: The sums.
-        prior: The metric that few windows are drawn to; by default ``MetricWeights()``.
+        prior: The metric that few windows are drawn to; by default the middle of the family.
         strength: Of the pull to the prior, >= 0.
 
     Returns:
@@ -201,12 +204,12 @@ def learn_reconciliation(
     Args:
         windows: Past forecasts.
         hierarchy: The sums.
-        prior: The metric that few windows are drawn to; by default ``MetricWeights()``.
+        prior: The metric that few windows are drawn to; by default ``NEAR``.
     """
-    prior = MetricWeights() if prior is None else prior
+    prior = NEAR if prior is None else prior
     start = learn_scale(windows, prior, hierarchy)
     scaled = [replace(window, law=replace(window.law, stddev=start * window.law.stddev)) for window in windows]
-    weights = learn_metric(scaled, hierarchy, prior, ALONE_STRENGTH)
+    weights = learn_metric(scaled, hierarchy, prior, NEAR_STRENGTH)
     return weights, learn_scale(windows, weights, hierarchy)
 
 

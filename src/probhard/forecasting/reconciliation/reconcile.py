@@ -33,7 +33,7 @@ from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_c
 from probhard.forecasting.reconciliation.dependence import COVARIANCES
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.joint_law import floored
-from probhard.forecasting.reconciliation.learned import MetricWeights
+from probhard.forecasting.reconciliation.learned import NEAR, MetricWeights
 from probhard.forecasting.reconciliation.result import Reconciled, mean_of_feasible
 from probhard.laws import Diagonal, LocationScale, LowRank
 from probhard.metric import DiagonalMetric, LowRankMetric
@@ -42,7 +42,7 @@ from probhard.projection.layer import DPPL
 __all__ = ["CHUNK", "METRICS", "Reconciled", "Reconciliation", "everywhere"]
 
 METRICS = ("middle", "oblique", "orthogonal", "structural")
-MIDDLE = {True: MetricWeights(), False: MetricWeights(0.5, 0.0)}  # with and without past errors, chosen on past windows
+MIDDLE = {True: NEAR, False: MetricWeights(0.5, 0.0)}  # with and without past errors, chosen on past windows
 CHUNK = 2_000_000  # numbers per projection, to bound the memory
 
 
