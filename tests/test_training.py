@@ -210,3 +210,18 @@ def test_a_batch_must_split_over_the_processes():
     task.trainer = type("Two", (), {"world_size": 2, "global_rank": 0, "strategy": None})()
     with pytest.raises(ph.ParameterError, match="not a multiple of 2 processes"):
         task.train_dataloader()
+
+
+def test_another_method_may_judge_the_epochs(tmp_path):
+    drawn = ph.METHODS["probhard-ob"].replace(training=ph.Step("oblique", draws=4))
+    judge = ph.METHODS["probhard-ob"]
+    trainee, done = trained(model(drawn, rate=0.0), judge=judge, directory=tmp_path)
+    inputs, target = data(20, 2)
+    closed = ph.ConstrainedModel(trainee.backbone, total(), judge)
+    with torch.no_grad():
+        assert done.best_score == pytest.approx(float(closed.loss((inputs, target))) / target.numel(), rel=1e-9)
+    _, own = trained(model(drawn, rate=0.0))
+    assert [row["train"] for row in own.history] == [row["train"] for row in done.history]  # only the choice differs
+    assert own.best_score != done.best_score
+    with pytest.raises(ph.ParameterError, match="another judge"):
+        trained(model(drawn, rate=0.0), directory=tmp_path, judge=judge.replace(score="nll"))

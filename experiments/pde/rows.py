@@ -31,6 +31,7 @@ class Row:
         last: A rule; mean and draws are moved to the nearest fields that obey it, after all else.
         warm_up: Share of the epochs that are trained without the rule at first.
         problems: Problems that have this row; empty for all.
+        judge: Method whose loss selects the epoch; None for that of the row.
     """
 
     method: Method
@@ -40,6 +41,7 @@ class Row:
     last: str | None = None
     warm_up: float = 0.0
     problems: Sequence[str] = ()
+    judge: Method | None = None
 
     def chosen(self) -> Iterator[tuple[float | None, Row]]:
         """Yield every choice (None if there is none) and the row that it gives."""
@@ -70,7 +72,7 @@ class Row:
         """All that the trained weights depend on: rows with equal values share a network."""
         if self.reuses_base:
             return ()
-        return self.method.training, self.method.penalty, self.rule, self.choices, self.warm_up
+        return self.method.training, self.method.penalty, self.rule, self.choices, self.warm_up, self.judge
 
     @property
     def exact(self) -> bool:
@@ -194,8 +196,9 @@ TVD = Table(
 
 
 def _sampled(draws: int) -> Row:
-    """Trained on projected draws instead of closed-form moments."""
-    return Row(Method(Step("orthogonal", draws=draws), Step("orthogonal")), "flux, positive", warm_up=MOST)
+    """Trained on projected draws instead of closed-form moments, which judge its epochs."""
+    method, judge = Method(Step("orthogonal", draws=draws), Step("orthogonal")), _both("orthogonal")
+    return Row(method, "flux, positive", warm_up=MOST, judge=judge)
 
 
 SAMPLING = Table(  # the reviewers' question: draws against closed-form moments, on one problem

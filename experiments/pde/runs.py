@@ -153,7 +153,8 @@ class Job:
                 backbone.compile()
             model = self._model(row, problem, backbone)
             where = folder / f"{value or 0:g}"
-            done = fit(model, train, validation, self.schedule, seed=self.seed, directory=where, progress=progress)
+            options = {"seed": self.seed, "directory": where, "progress": progress, "judge": row.judge}
+            done = fit(model, train, validation, self.schedule, **options)
             seconds += done.seconds
             quality = self._quality(model, validation, row.exact)
             about = {"best_epoch": done.best_epoch, "validation_crps": quality}

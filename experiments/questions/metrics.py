@@ -240,8 +240,10 @@ def _groups(lines: Lines) -> dict[str, dict[str, Line]]:
 
 def render(lines: Lines) -> str:
     """Return the page."""
+    left = [name for name in (*FIELDS, *SERIES) if name not in _groups(lines)]
     values = {
         "best": _best(lines),
+        "missing": f"Not run yet: {', '.join(left)}." if left else "",
         "fields": "\n\n".join(_part(name, own) for name, own in _groups(lines).items() if name in FIELDS),
         "series": "\n\n".join(_part(name, own) for name, own in _groups(lines).items() if name in SERIES),
         "epochs": EPOCHS,
@@ -286,12 +288,10 @@ def plot(path: Path, lines: Lines) -> None:
     colours = (pictures.GREY, pictures.BLUE, pictures.GREEN, pictures.ORANGE, pictures.PURPLE)
     for shift, (metric, colour) in enumerate(zip(METRICS, colours)):
         places = [k + 0.16 * (shift - 2) for k in range(len(groups))]
-        ratios = [own[metric]["energy"] / own["identity"]["energy"] if metric in own else 0 for own in groups.values()]
-        axes.bar(places, ratios, width=0.15, color=colour, label=metric)
+        ratios = [own[metric]["energy"] / own["identity"]["energy"] if metric in own else 1 for own in groups.values()]
+        axes.bar(places, [ratio - 1 for ratio in ratios], width=0.15, bottom=1.0, color=colour, label=metric)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.axhline(1.0, color="#888888", lw=0.8)
     axes.set_ylabel("energy score over that of the identity")
-    low = min((own[m]["energy"] / own["identity"]["energy"] for own in groups.values() for m in own), default=1.0)
-    axes.set_ylim(max(0.0, low - 0.1))
     figure.legend(ncols=5, frameon=False, loc="outside lower center", fontsize=8)
     pictures.save(figure, path)

@@ -39,16 +39,16 @@ def nearest(made: Case, root: np.ndarray) -> np.ndarray | None:
     return found if np.isfinite(violation) and violation <= FEASIBLE else None
 
 
-def farther(made: Case, ours: np.ndarray) -> bool:
-    """Whether our point is farther than Clarabel's, beyond the tolerance of both."""
+def farther(made: Case, ours: np.ndarray) -> bool | None:
+    """Whether our point is farther than Clarabel's, beyond the tolerance of both; None if Clarabel finds none."""
     weight = weight_of(made)
     values, vectors = np.linalg.eigh(weight)
     if values[0] <= 1e-8 * values[-1] or values[-1] == 0:
-        return False  # the metric has no root that Clarabel could use
+        return None  # the metric has no root that Clarabel could use
     root = (vectors / np.sqrt(values / values[-1])) @ vectors.T
     theirs, z = nearest(made, root), made.law.loc.double().numpy()
     if theirs is None:
-        return False
+        return None
     size = np.linalg.norm(root @ z)
     own, other = (float(np.linalg.norm(root @ (u - z))) for u in (ours, theirs))
     return bool(own > other * (1 + NEAR) + 1e-6 * size)

@@ -15,7 +15,7 @@ from experiments.reliability.recipes import numbered
 from experiments.reliability.trial import COUNTS, broken, failed, trial
 
 CASES, PEER_CASES, FILES = 10_000, 2_000, 500  # numbers of cases, of cases for peers, and of files for each reader
-PIECE, COMPARED = 20, 10  # cases in a piece of work; every tenth is compared with Clarabel
+PIECE = 20  # cases in a piece of work
 OURS = "cases"
 READING = "reader "  # groups of files
 GROUPS = (OURS, *PEERS, *(READING + name for name in READERS))
@@ -52,7 +52,7 @@ def _lines(group: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
 def _case(group: str, number: int) -> dict[str, Any]:
     """Counts that are not 0, and what is needed to try a case again if it did not end well."""
     recipe = numbered(number)
-    record = trial(recipe, number % COMPARED == 0)
+    record = trial(recipe, compare=True)
     line = {"ordinary": recipe.ordinary, "parts": recipe.parts, "seconds": record["seconds"]}
     line |= {name: record[name] for name in COUNTS if record[name]}
     if broken(record) or failed(record) or record["refused"]:

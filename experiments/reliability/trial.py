@@ -35,7 +35,7 @@ def trial(recipe: Recipe, compare: bool = False) -> dict[str, Any]:
 
     Args:
         recipe: What it is made from.
-        compare: Compare distances with Clarabel's where cvxpy can describe the set.
+        compare: Compare distances with Clarabel's, in float64 where cvxpy can describe the set of one point.
 
     Returns:
         A record: the counts of points that were tried, ``flagged``, ``silent`` (infeasible, not flagged), ``nan`` and
@@ -100,9 +100,10 @@ def _project(made: Case, record: dict[str, Any], compare: bool) -> None:
         (gradient,) = torch.autograd.grad(points.value[converged].sum(), loc, allow_unused=True)
         bad = torch.zeros_like(converged) if gradient is None else ~torch.isfinite(gradient).all(-1)
         record["bad_gradients"] += int((bad & converged).sum())
-    if compare and made.convex:
-        record["compared"] += 1
-        record["farther"] += int(bool(converged) and farther(made, points.value.detach().double().numpy()))
+    if compare and made.convex and loc.dtype == torch.float64 and bool(converged):
+        worse = farther(made, points.value.detach().double().numpy())
+        record["compared"] += int(worse is not None)
+        record["farther"] += int(bool(worse))
     projected: Any = layer(law, constraint)
     mean, known = projected.mean, projected.stats.converged.expand(projected.batch_shape)
     finite = torch.isfinite(mean).all(-1)

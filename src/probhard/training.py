@@ -25,6 +25,7 @@ from probhard._training.keeper import Keeper, check_checkpoints
 from probhard._training.runner import build_trainer
 from probhard._training.task import Task
 from probhard.errors import ParameterError
+from probhard.method import Method
 from probhard.model import ConstrainedModel
 
 __all__ = ["DEFAULT", "TRAIN", "VALIDATION", "Fit", "Schedule", "Task", "fit", "quiet_training"]
@@ -106,6 +107,7 @@ def fit(
     directory: str | os.PathLike[str] | None = None,
     progress: bool = True,
     devices: int = 1,
+    judge: Method | None = None,
     **trainer: Any,
 ) -> Fit:
     """Train a model in place and leave it in ``eval`` mode with the weights of its best epoch.
@@ -121,6 +123,8 @@ def fit(
             ``epochs`` and ``patience``) resumes; None keeps none.
         progress: Show a progress bar.
         devices: Number of processes (gloo on CPU, nccl on CUDA), each of which runs the calling script.
+        judge: Method whose loss on validation data selects the best epoch; None for that of the model. Models that
+            train on draws are judged faster, and without noise, by a method without draws.
         **trainer: Options of ``lightning.Trainer``.
 
     Returns:
@@ -131,7 +135,7 @@ def fit(
         ShapeError: If inputs, targets and context have different numbers of samples.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        task = Task(model.train(), train, validation, schedule, seed)
+        task = Task(model.train(), train, validation, schedule, seed, judge)
         keeper = Keeper(Path(scratch if directory is None else directory), schedule, task.settings())
         last = keeper.folder / "last.ckpt"
         if last.exists():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.pde.measures import variogram_pairs
+from experiments.pde.rows import TABLES
 from experiments.questions import inference, metrics, multimodal, multivariate, sampling
 from experiments.records import Records
 from experiments.table import Request
@@ -96,3 +97,17 @@ def test_pairs_of_the_variogram_are_neighbours_and_others() -> None:
     assert len(pairs) > near
     assert set((pairs[:near, 0] - pairs[:near, 1]).tolist()) == {1, points}
     assert int(pairs.max()) < slices * points
+
+
+def test_rows_of_draws_are_judged_by_the_closed_form(tmp_path: Path) -> None:
+    lines = [
+        {"method": name, "seed": 0, "epochs": 4, "mse": 1.0, "crps": crps, "energy": 1.0, "covered_90": 0.9,
+         "epoch_seconds": seconds}
+        for name, crps, seconds in (("closed form", 0.2, 0.1), ("10 draws", 0.1, 0.7))
+    ]  # fmt: skip
+    page = sampling.render(lines)
+    assert "takes 7 times as long" in page
+    assert "Against us: 10 draws" in page
+    assert "Rows not run: base, 50 draws" in page
+    rows = TABLES["sampling"].rows
+    assert rows["10 draws"].judge == rows["50 draws"].judge == rows["closed form"].method

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from probhard._training.data import TRAIN, VALIDATION, as_dataset, collate_for
 from probhard.errors import ParameterError
-from probhard.method import METHODS
+from probhard.method import METHODS, Method
 from probhard.model import Batch, ConstrainedModel
 
 if TYPE_CHECKING:
@@ -32,18 +32,28 @@ class Task(pl.LightningModule):
         validation: Validation data, as in ``fit``.
         schedule: Epochs, batch size, learning rate.
         seed: Seed of the data order and of all random numbers of training.
+        judge: Method whose loss on validation data selects the best epoch; None for the model's own.
 
     Raises:
         ParameterError: If data have no targets, or their targets are not a tensor.
         ShapeError: If inputs, targets and context have different numbers of samples.
     """
 
-    def __init__(self, model: ConstrainedModel, train: Any, validation: Any, schedule: Schedule, seed: int) -> None:
+    def __init__(
+        self,
+        model: ConstrainedModel,
+        train: Any,
+        validation: Any,
+        schedule: Schedule,
+        seed: int,
+        judge: Method | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.schedule, self.seed = model, schedule, seed
         own = callable(model.method.score)
         self.data = {TRAIN: as_dataset(train, not own), VALIDATION: as_dataset(validation, not own)}
         self.free = model
+        self.judge = model if judge is None else type(model)(model.backbone, model.constraint_fn, judge)
         self.warm_up = max(schedule.warm_up, model.method.warm_up)
         if self.warm_up:  # of the same class, which may override the loss
             score = model.method.score if own or model.method.score == "nll" else "crps"
@@ -63,7 +73,9 @@ class Task(pl.LightningModule):
         """Settings that a resumed run must share with the run before, as plain values."""
         schedule = {name: value for name, value in vars(self.schedule).items() if name not in ("epochs", "patience")}
         samples = [len(data) for data in self.data.values()]  # type: ignore[arg-type]
-        return {"method": self.model.method.record(), "seed": self.seed, **schedule, "number of samples": samples}
+        judge = {} if self.judge is self.model else {"judge": self.judge.method.record()}
+        method = {"method": self.model.method.record(), **judge}
+        return {**method, "seed": self.seed, **schedule, "number of samples": samples}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam; fused unless there are complex weights, which the fused one does not support."""
@@ -94,7 +106,7 @@ class Task(pl.LightningModule):
 
     def validation_step(self, batch: Any, index: int) -> None:
         """Log the validation score, which selects the best epoch."""
-        self._log(VALIDATION, self.model.loss(batch), batch)
+        self._log(VALIDATION, self.judge.loss(batch), batch)
 
     def _log(self, name: str, loss: Tensor, batch: Any) -> None:
         """Log the loss per point, or per sample if there are no targets."""

@@ -24,13 +24,15 @@ from probhard._util.numerics import TOLERANCE, WEIGHT_FLOOR, floored
 from probhard._util.tensors import broadcast, checking, matvec
 from probhard.constraints.cones import matrix_of, vectorise
 from probhard.constraints.semidefinite import Correlation
-from probhard.errors import ParameterError
+from probhard.errors import MissingExtraError, ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.cone_rows import cone_rows
+from probhard.projection.convex_program import ProgramProjector
 from probhard.projection.inactive import without_curved
 from probhard.projection.parts import Parts
+from probhard.projection.second_try import replaced
 from probhard.solvers.cone_frames import Frame, frame, nearest
 from probhard.solvers.symmetric_cones import Cones, solve
 from probhard.tangent import Differential
@@ -74,9 +76,19 @@ class ConeProjector(Projector):
         if self._direct:
             shape = broadcast(z.shape, self.weight.shape)
             return self._spectral(z, double.expand(shape))
-        return without_curved(
-            self.parts, self.weight, self.options, z, lambda point: self._iterated(point, point.to(torch.float64))
-        )
+        return without_curved(self.parts, self.weight, self.options, z, self._checked)
+
+    def _checked(self, z: Tensor) -> Solution:
+        """Points, by the solver of convex programs where the own one fails; it is slower and needs cvxpy."""
+        solution = self._iterated(z)
+        failed = ~solution.stats.converged
+        if self.parts.curved or not bool(failed.any()):
+            return solution
+        try:
+            second = ProgramProjector(self.parts, self.weight, self.options).solved(z, failed.cpu())
+        except MissingExtraError:
+            return solution
+        return replaced(solution, second, z, self._iterated)
 
     @property
     def _direct(self) -> bool:
@@ -95,8 +107,8 @@ class ConeProjector(Projector):
         value = value + tangent.apply(double - double.detach()) if double.requires_grad else value
         return self._finished(z, value, tangent, torch.zeros(double.shape[:-1], dtype=torch.int64), None)
 
-    def _iterated(self, z: Tensor, double: Tensor) -> Solution:
-        rows, n = self.rows, self.parts.variables
+    def _iterated(self, z: Tensor) -> Solution:
+        double, rows, n = z.to(torch.float64), self.rows, self.parts.variables
         root = self._root()
         lead = broadcast(double.shape[:-1], root.shape[:-2], rows.M.shape[:-2], rows.m.shape[:-1])
         flat = _Flat(

@@ -60,6 +60,14 @@ class ProgramProjector(Projector):
         self.held = None if parts.linear is None else parts.linear.system.held
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
+        return self.solved(z)
+
+    def solved(self, z: Tensor, only: Tensor | None = None) -> Solution:
+        """Project points z (*lead, n): all, or ``only`` some (*lead,) bool; the others are not converged.
+
+        Raises:
+            ParameterError: torch is tracing.
+        """
         if not checking():
             raise ParameterError(
                 "A ConvexProgram was projected on inside torch.compile, torch.export or torch.func.",
@@ -67,11 +75,14 @@ class ProgramProjector(Projector):
                 "Call the layer eagerly; gradients by backward() work.",
             )
         point = z.cpu().to(torch.float64)
-        nearest, reports, lead = self.nearest(point)
-        steps = torch.tensor([report.steps for report in reports], dtype=torch.int64).reshape(lead)
-        solved = torch.tensor([report.solved for report in reports], dtype=torch.bool).reshape(lead)
-        nearest = nearest.reshape(*lead, point.shape[-1])
-        point = point.expand(nearest.shape)
+        nearest, reports, lead = self.nearest(point, only)
+        at = (torch.ones(lead, dtype=torch.bool) if only is None else only.expand(lead)).flatten()
+        point = point.expand(*lead, point.shape[-1])
+        steps, solved = torch.zeros(len(at), dtype=torch.int64), torch.zeros(len(at), dtype=torch.bool)
+        steps[at] = torch.tensor([report.steps for report in reports], dtype=torch.int64)
+        solved[at] = torch.tensor([report.solved for report in reports], dtype=torch.bool)
+        steps, solved = steps.reshape(lead), solved.reshape(lead)
+        nearest = point.detach().reshape(len(at), point.shape[-1]).index_put((at,), nearest).reshape(point.shape)
         value = torch.where(torch.isfinite(nearest), nearest, point.detach()).to(z)
         with torch.no_grad():
             inside = self._polished(value)
@@ -80,7 +91,7 @@ class ProgramProjector(Projector):
         value = inside + (value - value.detach())  # feasible to rounding, with the gradients of the layer
         converged = solved.to(z.device) & (residual <= TOLERANCE[z.dtype])
         stats = Stats(steps.to(z.device), residual, converged)
-        return Solution(value, ProgramTangent(self, point.detach()), stats)
+        return Solution(value, ProgramTangent(self, point.detach(), only), stats)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:
         at = tuple(int(i) for i in torch.nonzero(~stats.converged)[0])
@@ -101,17 +112,17 @@ class ProgramProjector(Projector):
         )
 
     def nearest(
-        self, z: Tensor, only: tuple[int, ...] | None = None, root: Tensor | None = None
+        self, z: Tensor, only: tuple[int, ...] | Tensor | None = None, root: Tensor | None = None
     ) -> tuple[Tensor, list[Report], torch.Size]:
         """Solve the cone programs of points z (*lead, n), in float64 on the CPU.
 
         Args:
             z: Points to project.
-            only: Index of a single point to solve for; all if None.
+            only: Index of a single point to solve for, or which points to solve for, (*lead,) bool; all if None.
             root: R to use instead of that of the weight.
 
         Returns:
-            Points (k, n) over the flattened leading dimensions, one report each, and the leading dimensions.
+            Points (k, n) over the flattened leading dimensions, one report each, and all leading dimensions.
         """
         root = self.root if root is None else root
         diagonal, terms, n = isinstance(self.weight, Diagonal), list(self.terms), z.shape[-1]
@@ -145,10 +156,11 @@ class ProgramTangent(Differential):
     Args:
         projector: The projector.
         z: The points that were projected, (*lead, n).
+        only: Which of them were, (*lead,) bool, all if None; products are 0 for the others.
     """
 
-    def __init__(self, projector: ProgramProjector, z: Tensor) -> None:
-        self.projector, self.z = projector, z
+    def __init__(self, projector: ProgramProjector, z: Tensor, only: Tensor | None = None) -> None:
+        self.projector, self.z, self.only = projector, z, only
         self._graph: tuple[Tensor, Tensor] | None = None
         self._matrix: Tensor | None = None
 
@@ -192,9 +204,10 @@ class ProgramTangent(Differential):
         if self._graph is None:
             with torch.enable_grad():
                 z = self.z.clone().requires_grad_()
-                self._graph = z, self.projector.nearest(z)[0].reshape(self.z.shape)
+                value = self.projector.nearest(z, self.only)[0]
+                self._graph = z, value.reshape(self.z.shape) if self.only is None else value
         z, value = self._graph
-        return torch.autograd.grad(value, z, x, retain_graph=True)[0]
+        return torch.autograd.grad(value, z, x if self.only is None else x[self.only], retain_graph=True)[0]
 
 
 def _rooted(weight: Covariance) -> tuple[Covariance, Tensor]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TINY, floored
 from probhard._util.tensors import broadcast
 from probhard.constraints.nonlinear import check_start
 from probhard.errors import ParameterError, ProbhardError
@@ -58,13 +59,13 @@ class CurvedProjector(Projector):
             )
         self.parts = parts
         self.options = replace(options, exact=options.exact or bool(parts.curved))
-        self.weight = weight.variance.to(torch.float64)
+        variance = weight.variance.to(torch.float64)
+        self.weight = torch.where(variance > 0, floored(variance), 0.0)  # variables without a variance are known
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
         self.has_equalities = True
         self.local = parts.nonlinear is not None or not all(part.convex for part in parts.curved)
         self.attempt: Attempt | None = None
         self.function = JointFunction(parts, self.weight.new_empty(0))
-        self.search = FaceSearch(self.function, options.hessian or bool(parts.curved), options.restarts)
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         return without_curved(
@@ -72,19 +73,26 @@ class CurvedProjector(Projector):
         )
 
     def _solved(self, z: Tensor, start: Tensor | None) -> Solution:
-        function, n = self.function, self.parts.variables
+        n, options = self.parts.variables, self.options
         double = z.to(torch.float64)
         lower, upper = self.parts.bounds(double)
-        lead = broadcast(*(x.shape[:-1] for x in (double, self.weight, lower, upper)), function.batch_shape)
+        lead = broadcast(*(x.shape[:-1] for x in (double, self.weight, lower, upper)), self.function.batch_shape)
         double, lower, upper = (x.expand(*lead, n) for x in (double, lower, upper))
-        double, lower, upper = function.pinned(double, lower, upper)
-        if self.options.validate:
+        double, lower, upper = self.function.pinned(double, lower, upper)
+        function = self.function.in_units(double.detach())
+        if function.unit != 1:
+            double, lower, upper = (x / function.unit for x in (double, lower, upper))
+            start = None if start is None else start / function.unit
+        if options.validate:
             check_start(function.equation(), torch.cat([double.detach(), function.no_slack(lead)], -1))
         weight = self.weight.expand(*lead, n)
-        face = self.search.solve(double.detach(), weight.detach(), lower.detach(), upper.detach(), start)
+        if function.unit != 1:
+            weight = weight / weight.detach().amax(-1, keepdim=True).clamp(min=TINY)
+        search = FaceSearch(function, options.hessian or bool(self.parts.curved), options.restarts)
+        face = search.solve(double.detach(), weight.detach(), lower.detach(), upper.detach(), start)
         side, iterates, free = face.side, face.iterates, face.side == 0
         equation = function.equation(function.active(side))
-        inner = NonlinearProjector(None, equation, Diagonal(masked_weight(function, weight, side)), self.options)
+        inner = NonlinearProjector(None, equation, Diagonal(masked_weight(function, weight, side)), options)
         bound = torch.where(side[..., :n] < 0, lower, upper)
         point = torch.where(free[..., :n], double, torch.where(torch.isfinite(bound), bound, 0.0))
         slack = iterates.u[..., n:]
@@ -94,6 +102,8 @@ class CurvedProjector(Projector):
         value = torch.where(free[..., :n], value, point)
         value = within(value, double, lower, upper)
         tangent = MaskedTangent(NonlinearTangent(inner, whole, torch.cat([value, slack], -1), iterates), free, n)
+        if function.unit != 1:  # bounds are exact: units are powers of 2
+            value = function.unit * value
         return finished(self.parts, z, value, tangent, iterates.steps, face.settled, self.local)
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:

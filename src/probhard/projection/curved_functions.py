@@ -2,14 +2,16 @@
 
     h(u) = 0,     A u - b = 0,     g(u) + s = 0,   s >= 0.
 
-An inactive inequality is switched off: its row becomes ``s = 0``, and its slack is computed from u.
+An inactive inequality is switched off: its row becomes ``s = 0``, and its slack is computed from u. Where numbers are
+very large or small, u, rows and slacks are in units of their own size: slacks and variables share one solver.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.errors import ParameterError
 from probhard.projection.parts import Parts
 from probhard.rows.base import Structure
+
+ORDINARY = 1e-3, 1e3  # sizes of points that need no units of their own
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,21 @@ class JointFunction:
         kinds = [piece.unequal for piece in self.pieces for _ in range(self._count(piece.function, like))]
         self.unequal = torch.tensor(kinds, dtype=torch.bool, device=like.device)  # (q,)
         self.inequalities = sum(kinds)
+        self.unit, self.rows = 1.0, torch.ones(len(kinds), dtype=torch.float64, device=like.device)
+
+    @torch.no_grad()
+    def in_units(self, z: Tensor) -> Self:
+        """The functions of ``u / unit`` with rows near 1, if points z (*lead, n) are very large or small."""
+        largest = float(z.abs().nan_to_num(posinf=0.0).amax()) if z.numel() else 1.0
+        if self.plain or largest == 0 or ORDINARY[0] <= largest <= ORDINARY[1]:
+            return self
+        scaled = copy.copy(self)
+        scaled.unit = 2.0 ** round(math.log2(largest))
+        point = torch.cat([z / scaled.unit, self.no_slack(z.shape[:-1])], -1)
+        slope = scaled.equation().jacobian(point)[..., : self.variables]
+        size = slope.abs().sum(-1).reshape(-1, slope.shape[-2]).amax(0)
+        scaled.rows = torch.where(torch.isfinite(size) & (size > 0), torch.exp2(-size.log2().round()), 1.0)
+        return scaled
 
     def _pieces(self, like: Tensor) -> list[Piece]:
         parts, pieces = self.parts, []
@@ -87,17 +106,18 @@ class JointFunction:
             The equation in (u, s); a plain constraint unchanged, with the structure of its rows.
         """
         if self.plain:
-            return self.pieces[0].function
+            return self.pieces[0].function  # never in other units
         args = [arg for piece in self.pieces for arg in piece.function.args]
         switch = torch.ones(self.inequalities, dtype=torch.float64) if active is None else active
         return NonlinearEquality(self._values, (*args, switch), self._jacobian)
 
     def _values(self, v: Tensor, *data: Any) -> Tensor:
         """The equation's left-hand side at v = (u, s); data are the arguments of all pieces and the switch."""
-        u, s = v[..., : self.variables], v[..., self.variables :]
-        values, used = [], 0
+        u, s = self.unit * v[..., : self.variables], v[..., self.variables :]
+        values, used, start = [], 0, 0
         for piece, args in self._with_data(data):
             value = piece.function.fn(u, *args)
+            start, value = start + value.shape[-1], value * self.rows[start : start + value.shape[-1]].to(value)
             if piece.unequal:
                 own = slice(used, used + value.shape[-1])
                 value, used = value * data[-1][..., own] + s[..., own], used + value.shape[-1]
@@ -106,10 +126,12 @@ class JointFunction:
 
     def _jacobian(self, v: Tensor, *data: Any) -> Tensor:
         """The derivative of ``_values`` in v, (*lead, q, N)."""
-        u, rows, used = v[..., : self.variables], [], 0
+        u, rows, used, start = self.unit * v[..., : self.variables], [], 0, 0
         for piece, args in self._with_data(data):
             block = piece.function.with_args(args).jacobian(u)
             count = block.shape[-2]
+            units = self.unit * self.rows[start : start + count].to(block)
+            start, block = start + count, block * units.unsqueeze(-1)
             slack = block.new_zeros(*block.shape[:-1], v.shape[-1] - self.variables)
             if piece.unequal:
                 block = block * data[-1][..., used : used + count].unsqueeze(-1)

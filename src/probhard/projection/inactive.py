@@ -21,7 +21,7 @@ from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import FaceProjector
-from probhard.tangent import ChosenTangent
+from probhard.projection.second_try import replaced
 
 
 def without_curved(
@@ -48,18 +48,8 @@ def without_curved(
         size = torch.maximum(z.abs(), other.value.abs()).amax(-1, keepdim=True)
         for part in (*parts.curved, *parts.cones):
             good = good & (part.relative_violation(other.value, size) <= TOLERANCE[z.dtype])
-    if not bool(good.any()):
-        return solution
-    if torch.is_grad_enabled() and solution.value.requires_grad:  # gradients of failed points may be NaN
-        solution = solve(torch.where(good.unsqueeze(-1), other.value.detach(), z))
-    at = good.unsqueeze(-1)
-    stats = replace(
-        solution.stats,
-        residual=torch.where(good, other.stats.residual, solution.stats.residual),
-        converged=good | solution.stats.converged,
-    )
-    tangent = ChosenTangent(good, other.tangent, solution.tangent)
-    return Solution(torch.where(at, other.value, solution.value), tangent, stats)
+    other = replace(other, stats=replace(other.stats, converged=good))
+    return replaced(solution, other, z, solve)
 
 
 def _polyhedral(parts: Parts, weight: Covariance, options: Options) -> Projector:

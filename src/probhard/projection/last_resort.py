@@ -7,7 +7,6 @@ feasible. Their gradients are those of their face, ``du = P (dz + dW g) + L dsid
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,12 +18,13 @@ from probhard.projection.base import Solution
 from probhard.projection.checked import feasible, finished, placed, within
 from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
+from probhard.projection.second_try import replaced
 from probhard.solvers.decimals import Nearest, Sides, nearest
-from probhard.tangent import ChosenTangent, MatrixTangent
+from probhard.tangent import MatrixTangent
 
 LARGEST = 48  # variables with auxiliary ones
 MISSES = 2  # elements without a point, after which the set counts as empty
-MOST = 1500  # elements times that number, about 7 s; further elements stay flagged
+MOST = 400  # elements times that number, about 2 s; further elements stay flagged
 
 
 def completed(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
@@ -68,17 +68,8 @@ def completed(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[Tens
     moved = matvec(found.tangent, moves) + matvec(found.lift, torch.where(found.side != 0, side, 0.0))
     value = feasible(parts, point, *(within(x, point, *parts.bounds(like)) for x in (found.face, found.value)))
     value = placed(moved, value)
-    tangent = MatrixTangent(found.tangent)
-    other = finished(parts, z, value, tangent, solution.stats.steps, found.known)
-    good = other.stats.converged
-    if not bool(good.any()):
-        return solution
-    if torch.is_grad_enabled() and solution.value.requires_grad:  # gradients of failed points may be NaN
-        solution = solve(torch.where(good.unsqueeze(-1), other.value.detach(), z))
-    residual = torch.where(good, other.stats.residual, solution.stats.residual)
-    stats = replace(solution.stats, residual=residual, converged=good | solution.stats.converged)
-    chosen = torch.where(good.unsqueeze(-1), other.value, solution.value)
-    return Solution(chosen, ChosenTangent(good, tangent, solution.tangent), stats)
+    other = finished(parts, z, value, MatrixTangent(found.tangent), solution.stats.steps, found.known)
+    return replaced(solution, other, z, solve)
 
 
 class _Found:

@@ -5,8 +5,8 @@ decades, and a residual that looks small next to the largest numbers. Curtis and
 
     minimise  sum over entries (log |a_ij| + log row_i + log column_j)^2,
 
-with the right-hand side as one more column. Here the rows of a cone share a unit, and so do all entries of u. The
-columns of ``v = R u - R z`` and their rows keep theirs: they carry the objective.
+The rows of a cone share a unit, and so do all entries of u. The size of u itself is read off the right-hand sides. The
+columns of ``v = R u - R z`` and their rows keep their units: they carry the objective.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg
 
 RIDGE = 1e-6  # keeps units that the data leaves open near 1
+ROUNDED = 1e-9  # right-hand sides this small next to the largest say nothing of sizes
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,27 @@ def units_of(
     """Find the units of a cone program."""
     m, n = matrix.shape
     entries = sp.coo_matrix(matrix)
+    apart = np.zeros(m, dtype=bool)  # the rows of v
+    apart[entries.row[moved[entries.col]]] = True
     kept = ~moved[entries.col] & (entries.data != 0)
-    known = np.flatnonzero(right)
     column = np.arange(n)
     column[own] = own.start
-    i = np.concatenate([cones[entries.row[kept]], cones[known]])
-    j = np.concatenate([column[entries.col[kept]], np.full(len(known), n)])
-    target = -np.log2(np.abs(np.concatenate([entries.data[kept], right[known]])))
-    if not len(target):
-        return Units(np.ones(m), np.ones(n))
-    count, groups = np.arange(len(target)), int(cones.max()) + 1
-    ones = np.ones(len(target))
-    design = sp.csr_matrix(
-        (np.tile(ones, 2), (np.tile(count, 2), np.concatenate([i, groups + j]))), shape=(len(target), groups + n + 1)
-    )
+    i, j = cones[entries.row[kept]], column[entries.col[kept]]
+    target = -np.log2(np.abs(entries.data[kept]))
+    count, groups = len(target), int(cones.max(initial=-1)) + 1
+    places = np.tile(np.arange(count), 2), np.concatenate([i, groups + j])
+    design = sp.csr_matrix((np.ones(2 * count), places), shape=(count, groups + n))
     logs = scipy.sparse.linalg.lsqr(design, target, damp=RIDGE, atol=1e-4, btol=1e-4, iter_lim=200)[0]
-    rows, columns = logs[:groups][cones], logs[groups:-1][column] - logs[-1]
-    rows = rows + logs[-1]
-    apart = np.zeros(m, dtype=bool)
-    apart[entries.row[moved[entries.col]]] = True
-    return Units(np.where(apart, 1.0, np.exp2(np.rint(rows))), np.where(moved, 1.0, np.exp2(np.rint(columns))))
+    rows, columns = logs[:groups][cones], logs[groups:][column]
+    size = _size(np.abs(right) * np.exp2(rows), apart)
+    return Units(
+        np.where(apart, 1.0, np.exp2(np.rint(rows - size))), np.where(moved, 1.0, np.exp2(np.rint(columns + size)))
+    )
+
+
+def _size(right: np.ndarray, apart: np.ndarray) -> float:
+    """The binary logarithm of the size of u: between that of z, by the rows of v, and that of the other rows."""
+    z = float(right[apart].max(initial=0.0))
+    other = right[~apart & (right > ROUNDED * right.max(initial=0.0))]
+    logs = ([np.log2(z)] if z > 0 else []) + ([np.median(np.log2(other))] if len(other) else [])
+    return float(np.mean(logs)) if logs else 0.0
