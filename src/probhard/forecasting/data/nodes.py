@@ -101,7 +101,8 @@ class Rows:
         for name in columns:
             codes = _codes(table.get_column(name))
             span = int(codes.max(initial=-1)) + 2
-            joined = which.astype(np.int32 if size * span < SMALL else np.int64)  # millions of rows: nothing twice
+            kind = np.int32 if size * span < SMALL else np.int64
+            joined: np.ndarray = which.astype(kind)  # millions of rows: nothing twice
             joined *= span
             joined += codes
             joined += 1
