@@ -153,7 +153,7 @@ class Job:
                 backbone.compile()
             model = self._model(row, problem, backbone)
             where = folder / f"{value or 0:g}"
-            options = {"seed": self.seed, "directory": where, "progress": progress, "judge": row.judge}
+            options: dict[str, Any] = {"seed": self.seed, "directory": where, "progress": progress, "judge": row.judge}
             done = fit(model, train, validation, self.schedule, **options)
             seconds += done.seconds
             quality = self._quality(model, validation, row.exact)
