@@ -57,6 +57,6 @@ def by_program(
     failed = failed & (failed.flatten().cumsum(0).reshape(failed.shape) <= MOST)
     try:
         second = ProgramProjector(parts, weight, Options()).solved(z, failed.cpu())
-    except MissingExtraError:
+    except (MissingExtraError, torch.linalg.LinAlgError):  # not installed, or a weight without a factor
         return solution
     return replaced(solution, second, z, solve)
