@@ -57,6 +57,6 @@ def by_program(
     failed = failed & (failed.flatten().cumsum(0).reshape(failed.shape) <= MOST)
     try:
         second = ProgramProjector(parts, weight, Options()).solved(z, failed.cpu())
-    except (MissingExtraError, torch.linalg.LinAlgError):  # not installed, or a weight without a factor
-        return solution
+    except (MissingExtraError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        return solution  # cvxpy is not installed, or the weight has no factor
     return replaced(solution, second, z, solve)
