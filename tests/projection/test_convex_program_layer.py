@@ -75,6 +75,14 @@ def test_units_do_not_change_relative_violations():
     assert torch.allclose(large.relative_violation(1e10 * u, 1e10 * size), plain.relative_violation(u, size), rtol=1e-9)
 
 
+def test_a_ball_beside_a_program():
+    z, weight, center = 3 * randn(4, N, seed=5), rand(4, N), 0.2 * randn(N, seed=9)
+    joined = projector(ConvexProgram(sparse, N) & ph.Ball(0.6, center), weight).solve(z)
+    written = ConvexProgram(lambda u: [*sparse(u), cp.norm(u - center.numpy(), 2) <= 0.6], N)
+    assert torch.allclose(joined.value, projector(written, weight).solve(z).value, atol=1e-9)
+    assert bool(joined.stats.converged.all())
+
+
 def test_points_that_are_not_finite_are_not_feasible():
     constraint = ConvexProgram(in_units, N, (torch.tensor(1.0),), ((),))
     u = torch.zeros(3, N)
@@ -269,7 +277,11 @@ def test_import_leaves_the_extra_alone(monkeypatch):
         ),
         (lambda: ConvexProgram(around, N, (torch.full((N,), torch.nan),), ((N,),)), ph.ParameterError, "NaN"),
         (lambda: ConvexProgram(unit, N).residual(randn(N + 1)), ph.ShapeError, "6 variables"),
-        (lambda: projector(ConvexProgram(unit, N) & ph.Ball(1.0), torch.ones(N)), ph.ParameterError, "functions of"),
+        (
+            lambda: projector(ConvexProgram(unit, N) & ph.NonlinearInequality(torch.square), torch.ones(N)),
+            ph.ParameterError,
+            "functions of",
+        ),
     ],
 )
 def test_bad_input(build, error, words):

@@ -66,6 +66,7 @@ def test_disjoint_rows_take_one_product():
     mean, stddev = randn(3, n), rand(3, n)
     assert "disjoint" in sparse.jacobian_rows(mean).algorithm
     first, second = ph.DPPL()((mean, stddev), sparse), ph.DPPL()((mean, stddev), dense)
+    # points are stationary to 1e-9, and Gauss-Newton steps shrink by a rate below 1: errors are some multiple of that
     torch.testing.assert_close(first.mean, second.mean, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(first.variance, second.variance, rtol=1e-7, atol=1e-9)
 

@@ -24,15 +24,14 @@ from probhard._util.numerics import TOLERANCE, WEIGHT_FLOOR, floored
 from probhard._util.tensors import broadcast, checking, matvec
 from probhard.constraints.cones import matrix_of, vectorise
 from probhard.constraints.semidefinite import Correlation
-from probhard.errors import MissingExtraError, ParameterError
+from probhard.errors import ParameterError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.laws.distribution import LocationScale
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.cone_rows import cone_rows
-from probhard.projection.convex_program import ProgramProjector
 from probhard.projection.inactive import without_curved
 from probhard.projection.parts import Parts
-from probhard.projection.second_try import replaced
+from probhard.projection.second_try import by_program
 from probhard.solvers.cone_frames import Frame, frame, nearest
 from probhard.solvers.symmetric_cones import Cones, solve
 from probhard.tangent import Differential
@@ -80,15 +79,7 @@ class ConeProjector(Projector):
 
     def _checked(self, z: Tensor) -> Solution:
         """Points, by the solver of convex programs where the own one fails; it is slower and needs cvxpy."""
-        solution = self._iterated(z)
-        failed = ~solution.stats.converged
-        if self.parts.curved or not bool(failed.any()):
-            return solution
-        try:
-            second = ProgramProjector(self.parts, self.weight, self.options).solved(z, failed.cpu())
-        except MissingExtraError:
-            return solution
-        return replaced(solution, second, z, self._iterated)
+        return by_program(self.parts, self.weight, z, self._iterated(z), self._iterated)
 
     @property
     def _direct(self) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from probhard._util.numerics import TOLERANCE, WEIGHT_FLOOR, floored
 from probhard._util.tensors import broadcast, checking
+from probhard.constraints.ball import Ball
 from probhard.constraints.convex_program import ConvexProgram, cvx
 from probhard.constraints.shapes import Term
 from probhard.errors import InfeasibleError, ParameterError, ProbhardError
@@ -47,11 +48,12 @@ class ProgramProjector(Projector):
     moments_from = "monte-carlo"
 
     def __init__(self, parts: Parts, weight: Covariance, options: Options) -> None:
-        if parts.nonlinear is not None or parts.curved or parts.diminishing is not None:
+        functions = parts.nonlinear is not None or not all(isinstance(part, Ball) for part in parts.curved)
+        if functions or parts.diminishing is not None:
             raise ParameterError(
                 f"The constraint {parts.constraint!r} joins a ConvexProgram with functions of torch.",
                 "The cone solver needs every part as cvxpy expressions.",
-                "Write the functions in the description, such as cvxpy.norm(u) <= radius for a Ball.",
+                "Write the functions in the description with cvxpy's atoms, such as cvxpy.log_sum_exp.",
             )
         self.parts, self.options = parts, options
         self.has_equalities = parts.linear is not None
@@ -248,8 +250,16 @@ def _terms(parts: Parts) -> list[Term]:
         if not bool(finite.all()):  # rows without a bound in some element become 0 <= 1 there
             matrix, d = matrix * finite.unsqueeze(-1), torch.where(finite, d, 1.0)
         terms.append(_rows(("<=", inequality.prepared), matrix, d, lambda x, d: x <= d, bool(finite.all())))
+    terms += [_ball(part, parts.variables, like) for part in parts.curved if isinstance(part, Ball)]
     terms += [cone.term(parts.variables, like) for cone in parts.cones]
     return terms + [shape.term(parts.variables, like) for shape in parts.shapes]
+
+
+def _ball(ball: Ball, n: int, like: Tensor) -> Term:
+    cp = cvx("cvxpy")
+    center = like.new_zeros(n) if ball.center is None else ball.center.to(like)
+    data = ball.radius.to(like), center.expand(*center.shape[:-1], n)
+    return Term(("ball", n), lambda u, radius, middle: [cp.norm(u - middle, 2) <= radius], data, ((), (n,)))
 
 
 def _described(program: ConvexProgram) -> Callable[..., Any]:

@@ -52,6 +52,7 @@ from probhard.projection.reduced import reduced
 from probhard.projection.threshold_field import ThresholdField
 
 REGULAR = 1e-8  # smallest share of independent noise in a variance; below it, weights are solved densely
+FEW = 64  # variables up to which weights with zeros are solved densely, which is quicker
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def _factored(parts: Parts, weight: Covariance) -> bool:
     """Whether a polyhedral set has a projector for the diagonal part of the weight, which is regular."""
     suits = parts.polyhedral and not parts.only_equalities and not parts.semicontinuous and shared(parts)
     if not isinstance(weight, Factored) or not suits or not checking():
+        return False
+    if parts.variables <= FEW and bool((weight.diagonal() == 0).any()):
         return False
     return bool((weight.diagonal_part >= REGULAR * weight.diagonal()).all())
 

@@ -18,7 +18,7 @@ from probhard.projection.base import Solution
 from probhard.projection.checked import feasible, finished, placed, within
 from probhard.projection.lifting import joined, linear_costs, right_sides
 from probhard.projection.parts import Parts
-from probhard.projection.second_try import replaced
+from probhard.projection.second_try import by_program, replaced
 from probhard.solvers.decimals import Nearest, Sides, nearest
 from probhard.tangent import MatrixTangent
 
@@ -28,7 +28,7 @@ MOST = 400  # elements times that number, about 2 s; further elements stay flagg
 
 
 def completed(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
-    """Solve, and find flagged points again if they are small, up to a number of them.
+    """Solve, and find flagged points again: small ones in decimals, the rest as convex programs.
 
     Args:
         parts: The parts of the constraint, all polyhedral.
@@ -39,14 +39,24 @@ def completed(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[Tens
     solution = solve(z)
     if not checking() or bool(solution.stats.converged.all()) or not parts.polyhedral or parts.semicontinuous:
         return solution
-    like = torch.empty(0, dtype=torch.float64, device=z.device)
-    if linear_costs(parts, like) is not None:
+    if linear_costs(parts, torch.empty(0, dtype=torch.float64, device=z.device)) is not None:
         return solution
+
+    def exact(point: Tensor) -> Solution:
+        return _in_decimals(parts, weight, point, solve)
+
+    return by_program(parts, weight, z, exact(z), exact)
+
+
+def _in_decimals(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
+    """Solve, and find flagged points again if they are small, up to a number of them."""
+    solution = solve(z)
+    like = torch.empty(0, dtype=torch.float64, device=z.device)
     at = torch.nonzero(~solution.stats.converged)
     rows, own, lower, upper = _sides(parts, like)
     n, lead = parts.variables, solution.value.shape[:-1]
     size = n + own.shape[-1]
-    if size > LARGEST:
+    if size > LARGEST or not len(at):
         return solution
     root = _root(parts, weight).expand(*lead, n, -1).detach()
     point = z.to(torch.float64).expand(*lead, n)

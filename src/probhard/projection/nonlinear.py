@@ -22,6 +22,7 @@ from probhard.constraints.nonlinear import NonlinearEquality, check_start
 from probhard.errors import ParameterError, ProbhardError
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
+from probhard.projection.linear_digits import restored
 from probhard.projection.nonlinear_diagnosis import Attempt
 from probhard.rows.redundant import RedundantRows
 from probhard.solvers import sqp
@@ -97,8 +98,9 @@ class NonlinearProjector(Projector):
         self.attempt = Attempt(self.curved, point.detach(), _detached(self.weight).diagonal(), iterates)
         value = self.attached(point, iterates)
         converged, residual = iterates.converged, iterates.residual
-        if self.linear is not None:
-            residual = torch.maximum(residual, self.linear.relative_violation(value.detach()))
+        if self.linear is not None and self.first is not None:
+            weight = _detached(self.weight)
+            value, residual = restored(self.linear, self.first, self.curved, weight, value, residual)
             converged = converged & (residual <= TOLERANCE[torch.float64])
         stats = Stats(iterates.steps, residual, converged, self.local)
         return Solution(value.to(z.dtype), NonlinearTangent(self, point, value, iterates), stats)

@@ -88,7 +88,7 @@ class _Search:
         for sign, end in ((1, sides.lower), (-1, sides.upper)):
             known = np.isfinite(end)
             gap = sign * (at - _exact(np.where(known, end, 0.0))) + room
-            signed.append(np.where(known, gap, Decimal("Infinity")))
+            signed.append(np.where(known, gap, np.array(Decimal("Infinity"), dtype=object)))
         self.start = np.concatenate(signed)  # values of c v - d at the start, (2 rows,)
         self.z, self.rows, self.columns = z, rows, root.shape[1] + k
         self.active: list[int] = []
@@ -142,7 +142,7 @@ class _Search:
         inverse[:k, k] = inverse[k, :k] = -column
         inverse[k, k] = 1 / length
         self.inverse, self.active = inverse, [*self.active, row]
-        self.multiplier = np.append(self.multiplier, own)
+        self.multiplier = np.concatenate([self.multiplier, np.array([own], dtype=object)])
 
     def _dropped(self, at: int) -> None:
         rest = [i for i in range(len(self.active)) if i != at]

@@ -138,7 +138,10 @@ class Equilibrated:
             *self.triangles, flag = scipy.linalg.lapack.dgetrf(matrix)
             share = scipy.linalg.lapack.dgecon(self.triangles[0], np.abs(matrix).sum(0).max())[0]
         if flag or not share > SINGULAR:
-            self.inverse = np.linalg.pinv(matrix, rcond=1e-10)
+            try:
+                self.inverse = np.linalg.pinv(matrix, rcond=1e-10)
+            except np.linalg.LinAlgError:  # numbers beyond float64: no step is taken
+                self.inverse = np.zeros_like(matrix)
 
     def solve(self, right: np.ndarray, transposed: bool = False) -> np.ndarray:
         """Solve with the matrix or its transpose for one right-hand side (k,)."""
