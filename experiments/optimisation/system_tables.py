@@ -146,8 +146,7 @@ def _control_table(lines: Lines) -> str:
             [
                 way,
                 f"{line['cost']:.1f}",
-                _small(line["violation"]),
-                _small(line["worst"]),
+                *(_plain(line[field]) for field in ("violation", "worst")),
                 f"{line['violated']:.0%}",
                 f"{line['collided']:.0%}",
                 f"{line['run_ms']:.1f}",
@@ -199,6 +198,10 @@ def _figure(text: Callable[[Lines], str], lines: Lines) -> Figure:
         return text(lines)
 
     return Figure(filled)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3g}" if value > 1e-2 else _small(value)
 
 
 def _small(value: float) -> str:
