@@ -86,7 +86,7 @@ def _point(random: np.random.Generator, recipe: Recipe, scale: float) -> tuple[n
         return _matrices(random, 1 + n // 4, batch, recipe.kind == "correlation", scale), None
     if recipe.kind == "fading":
         slices = scale * random.normal(size=(*batch, 1, max(2, n // 3)))
-        return (slices * np.array([[1.0], [0.7], [0.7]])).reshape(*batch, slices.shape[-2] * slices.shape[-1]), None
+        return (slices * np.array([[1.0], [0.7], [0.7]])).reshape(*batch, 3 * slices.shape[-1]), None
     point = scale * random.normal(size=(*batch, n if "standard_cone" not in recipe.parts else max(2, n)))
     if recipe.kind == "positive":
         point = np.abs(point) * (random.uniform(size=point.shape) < 0.8)
