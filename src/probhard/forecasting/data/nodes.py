@@ -101,7 +101,7 @@ class Rows:
         for name in columns:
             codes = _codes(table.get_column(name))
             span = int(codes.max(initial=-1)) + 2
-            joined = which.astype(np.int32 if size * span < SMALL else np.int64)  # millions of rows: nothing twice
+            joined: np.ndarray = which.astype(np.int32 if size * span < SMALL else np.int64)  # millions of rows
             joined *= span
             joined += codes
             joined += 1
