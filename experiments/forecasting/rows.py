@@ -41,8 +41,10 @@ def _nll(name: str) -> Method:
 TRAINED: dict[str, dict[str, Method]] = {  # trained networks, and the rows that use each
     "base": {"base": METHODS["base"], "probconserv": METHODS["probconserv"]},
     "base-nll": {"base-nll": _nll("base"), "probconserv-nll": _nll("probconserv")},
+    "base-centred": {"base-centred": METHODS["base"]},
     **{name: {name: METHODS[name]} for name in ("probhard-or", "probhard-ob", "hier-e2e", "hardc", "softc")},
 }
+SCALINGS = {"base-centred": "centre"}  # of series; "mean" for the others, as in the reference code
 ROLLED = ("base", "probhard-or", "probhard-ob", "hier-e2e")
 NAIVE = ("last-value", "seasonal-naive", "seasonal-bootstrap")
 CLASSICAL = tuple(f"{model}-{row}" for model in classical.MODELS for row in classical.ROWS)

@@ -34,6 +34,7 @@ from experiments.forecasting.rows import (
     POOLED_ROWS,
     ROLLED,
     SAMPLES,
+    SCALINGS,
     SETTINGS,
     TRAINED,
     TREELIKE,
@@ -174,7 +175,7 @@ class Job:
 
     def _neural(self, places: Sequence[Origin], progress: bool) -> Iterator[Forecast]:
         rows, started = TRAINED[self.kind], time.perf_counter()
-        network = self._train(places[0], next(iter(rows.values())), progress)
+        network = self._train(places[0], next(iter(rows.values())), progress, SCALINGS.get(self.kind, "mean"))
         seconds = time.perf_counter() - started
         for place in places:
             for row, method in rows.items():
