@@ -46,8 +46,12 @@ def excess(loc: Tensor, scale: Tensor, lower: Tensor, upper: Tensor, family: Fam
 
 
 def inverse(gram: Tensor, gate: Tensor) -> Tensor:
-    """``(K + E)^-1``."""
-    return torch.cholesky_inverse(torch.linalg.cholesky_ex(gram + torch.diag_embed(gate)).L)
+    """``(K + E)^-1``; infinite where rounding makes it singular."""
+    root, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(gate))
+    good = (failed == 0)[..., None, None]
+    return torch.where(
+        good, torch.cholesky_inverse(torch.where(good, root, torch.eye(root.shape[-1]).to(root))), torch.inf
+    )
 
 
 class Inverse(torch.autograd.Function):

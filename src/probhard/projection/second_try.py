@@ -31,8 +31,9 @@ def replaced(first: Solution, second: Solution, z: Tensor, solve: Callable[[Tens
     if not bool(good.any()):
         return first
     if torch.is_grad_enabled() and first.value.requires_grad:  # gradients of failed points may be NaN
-        kept = first.stats
-        first = replace(solve(torch.where(good.unsqueeze(-1), second.value.detach(), z)), stats=kept)
+        again = solve(torch.where(good.unsqueeze(-1), second.value.detach(), z))
+        both = again.stats.converged & first.stats.converged  # a point may depend on others of its batch
+        first = replace(again, stats=replace(again.stats, converged=both))
     residual = torch.where(good, second.stats.residual, first.stats.residual)
     stats = replace(first.stats, residual=residual, converged=good | first.stats.converged)
     value = torch.where(good.unsqueeze(-1), second.value, first.value)

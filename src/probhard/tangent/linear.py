@@ -274,7 +274,7 @@ class PinnedTangent(Tangent):
         return self.weight.diagonal()[..., :0]
 
     def project(self, z: Tensor, b: Tensor) -> Tensor:
-        return self.system.substitute(z, b)[0]
+        return self.system.substitute(z.to(self.dtype), b)[0].to(z.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
         return self.system.free(x)
