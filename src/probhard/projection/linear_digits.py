@@ -43,7 +43,7 @@ def restored(
         for _ in range(STEPS):
             target = tangent.project(target, linear.b)
             near = Linearised.at(curved, target, weight)
-            target = target - near.move(near.multiplier(near.h))
+            target = target - near.images(near.h)[0]
         after = torch.maximum(linear.relative_violation(target), curved.relative_violation(target))
         better = after.nan_to_num(torch.inf) < residual
         target = torch.where(better.unsqueeze(-1), target, value.detach())

@@ -109,7 +109,7 @@ class Path:
         scale = (gram.unsqueeze(-1) * unequal).sum(-2)
         unit = torch.cat([own[..., :n], torch.where(scale > 0, scale, 1.0)], -1)
         offset = ((clipped - problem.centre).square() * inverse).sum(-1)
-        needed = near.move(near.multiplier(near.h)).square() * inverse
+        needed = near.images(near.h)[0].square() * inverse
         size = (problem.centre.square() * inverse).sum(-1)
         count = own.gt(0).sum(-1).clamp(min=1)
         way = torch.maximum(torch.maximum(offset, needed.sum(-1)), SMALL**2 * size) / count

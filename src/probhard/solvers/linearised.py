@@ -20,14 +20,17 @@ from probhard._util.numerics import TINY
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance
 from probhard.rows.base import Structure
-from probhard.rows.dense import DenseRows
-from probhard.rows.redundant import DEPENDENT, RedundantRows, filling
+from probhard.rows.dense import DenseRows, DenseRowsFactor
+from probhard.rows.redundant import DEPENDENT, GradedRowsFactor, RedundantRows, filling, independent
 from probhard.rows.system import LinearSystem
 from probhard.tangent import Tangent, tangent_of
+from probhard.tangent.linear import DiagonalTangent
 
 CONJUGATE = 30  # steps of conjugate gradients
 INEXACT, EXACT = 1e-4, 1e-10  # their relative accuracy: of a step on the way, of derivatives
 SINGULAR = 1e-7  # smallest pivot of M relative to the largest, at which J counts as rank deficient
+FINE = 1e-3  # sine of the angle between rows of J W^1/2, below which M loses digits that J and the weights have
+GRADED = 128  # largest number of variables for which these are kept
 ROUNDED = 1e-4  # smallest size of a variable, relative to the largest, in tests of feasibility
 FLAT = 1e-10  # curvature along a direction, relative to its length, that counts as none
 
@@ -45,19 +48,36 @@ def revealed(rows: Structure, weight: Covariance, dependent: float = DEPENDENT) 
     if not isinstance(rows, DenseRows):
         return tangent
     with torch.no_grad():
-        sound = _regular(tangent) if dependent <= DEPENDENT else torch.zeros((), dtype=torch.bool)
-        if bool(sound.all()):
-            return tangent
         matrix = rows.map.matrix.detach()
+        sound, graded = _regular(tangent) if dependent <= DEPENDENT else torch.zeros((), dtype=torch.bool), None
+        coarse = _coarse(tangent) if dependent <= DEPENDENT else None
+        if coarse is not None and bool(coarse.any()):
+            found = coarse & independent(matrix, weight.diagonal().detach())
+            graded = found if bool(found.any()) else None  # rows of full rank, which have a triangle
+            sound = sound | found
+        if bool(sound.all()) and graded is None:
+            return tangent
         images = weight.apply(matrix.movedim(-2, 0)).movedim(0, -1)  # W J^T, (*lead, n, q)
         extra = torch.where(sound[..., None, None], 0.0, filling(matrix @ images.to(matrix), dependent))
-    return tangent_of(LinearSystem.of_structure(RedundantRows(rows.map.matrix, extra)), weight)
+    return tangent_of(LinearSystem.of_structure(RedundantRows(rows.map.matrix, extra, graded)), weight)
 
 
 def _regular(tangent: Tangent) -> Tensor:
     """Where M has a factor without tiny pivots, (*lead,) bool."""
     pivots = tangent.pivots().detach()
     return pivots.amin(-1) > SINGULAR * pivots.amax(-1)
+
+
+def _coarse(tangent: Tangent) -> Tensor | None:
+    """Where M loses digits that J and a diagonal weight have, (*lead,) bool; None if that is not looked for."""
+    factor = getattr(tangent, "factor", None)
+    if not isinstance(tangent, DiagonalTangent) or not isinstance(factor, DenseRowsFactor):
+        return None
+    lower = factor.lower.detach()
+    if factor.structure.variables > GRADED or lower.shape[-1] == 1:
+        return None
+    sines = factor.pivots().detach() / lower.norm(dim=-1).clamp(min=TINY)  # of rows and those before them
+    return ~(sines.amin(-1) > FINE)
 
 
 @dataclass(frozen=True)
@@ -87,9 +107,24 @@ class Linearised:
         """``M^-1 r``, (*lead, q); 0 where M is singular."""
         return torch.where(self.regular.unsqueeze(-1), self.tangent.multiplier(r), 0.0)
 
-    def move(self, multiplier: Tensor) -> Tensor:
-        """``W J^T l``, (*lead, n)."""
-        return self.weight.apply(self.pull(multiplier))
+    def images(self, r: Tensor, multiplier: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``W J^T l`` and ``J^T l``, (*lead, n), for the multiplier l of r (*lead, q), computed if None."""
+        pull = self.pull(self.multiplier(r) if multiplier is None else multiplier)
+        move, factor = self.weight.apply(pull), self._graded
+        if factor is None:
+            return move, pull
+        other, at = factor.images(r), self._at(factor)
+        return torch.where(at, other[0], move), torch.where(at, other[1], pull)
+
+    @property
+    def _graded(self) -> GradedRowsFactor | None:
+        """The factor of rows that keep the digits of very different weights, if there is one."""
+        factor = getattr(self.tangent, "factor", None)
+        return factor if isinstance(factor, GradedRowsFactor) else None
+
+    def _at(self, factor: GradedRowsFactor) -> Tensor:
+        """Where its products are used, (*lead, n) bool: in graded elements, for variables with a weight."""
+        return (factor.graded & self.regular).unsqueeze(-1) & (factor.root > 0)
 
     def pull(self, multiplier: Tensor) -> Tensor:
         """``J^T l``, (*lead, n)."""
@@ -97,7 +132,10 @@ class Linearised:
 
     def dual(self, v: Tensor) -> Tensor:
         """``P^T v``, the tangential part of a dual vector (*lead, n)."""
-        return v - self.pull(self.multiplier(self.push(self.weight.apply(v))))
+        tangential, factor = v - self.pull(self.multiplier(self.push(self.weight.apply(v)))), self._graded
+        if factor is None:
+            return tangential
+        return torch.where(self._at(factor), factor.dual(v), tangential)
 
     def relative(self, u: Tensor, z: Tensor) -> Tensor:
         """Largest residual at u relative to the terms that should cancel, (*lead,).

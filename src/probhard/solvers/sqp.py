@@ -3,7 +3,8 @@
     u* = argmin |u - z|_Q^2 / 2     subject to  h(u) = 0,     Q = W^-1.
 
 All points first take full steps (``sqp_steps``), shortened until an l1 merit falls. Points that are slow then take
-Newton steps with the exact Hessian in rounds (``sqp_dense`` for few variables). Points that are stuck begin again, from
+Newton steps with the exact Hessian in rounds (``sqp_dense`` for few variables). Few variables under a weight that
+couples them are solved again in coordinates in which it is the identity. Points that are stuck begin again, from
 the feasible point next to z, then from shifted ones. The result is ``Iterates``: the points, their multipliers and how
 well they satisfy the optimality conditions.
 """
@@ -11,12 +12,13 @@ well they satisfy the optimality conditions.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from probhard._util.numerics import TINY
-from probhard._util.tensors import divide
+from probhard._util.tensors import divide, matvec
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.solvers import sqp_dense
@@ -37,6 +39,7 @@ SLOW = ((4, True), (4, True), (4, True), (8, False), (8, False), *(((6, True),) 
 NEWTON = ((6, True), (10, True), (14, True))  # the same where Hessians are dense
 AGAIN = ((8, False), (8, True), (8, True))  # from a shifted start
 RESTORING = 30  # steps towards the feasible point next to a start
+SHARPER = 2  # Newton steps after convergence, where units change
 RESTARTS = 2  # number of shifted starts
 SHIFTS = (0.03, 0.3, 1.0, 3.0)  # their distances, relative to the point
 LOOSE = 1e-5  # eigenvalues of M that count as 0 after every second shift: rows that depend on each other at u* alone
@@ -95,6 +98,8 @@ def solve(
     promising = flat.left * flat.rate**MORE <= STATIONARY
     if bool((promising & ~flat.done).any()) and problem.select(promising.nonzero().squeeze(-1)) is not None:
         flat = _round(problem, flat, promising & ~flat.done, Round(MORE, False))
+    if restarts is not None and not bool(flat.done.all()):
+        flat = _whitened(problem, flat, restarts)
     best = flat
     for each in rounds(problem, restarts):
         if bool(flat.done.all()):
@@ -105,6 +110,62 @@ def solve(
     if restarts is not None and not bool(flat.done.all()):
         flat = _better(flat, best)
     return flat.map(lambda value: value.unflatten(0, lead))
+
+
+def _whitened(problem: EqualityProblem, flat: Iterates, restarts: int) -> Iterates:
+    """Unfinished points of few variables under a weight ``W = R R^T`` that couples them, by ``v`` with ``u = z + R v``.
+
+    The weight of v is the identity, so that each point has its own steps, with dense Hessians.
+    """
+    z, weight, lead = problem.z, problem.weight, problem.z.shape[:-1]
+    index = torch.nonzero(~flat.done).squeeze(-1)
+    dense = problem.constraint.pattern is None and problem.constraint.linearise is None
+    constraint = problem.constraint.select(index, lead) if dense and z.shape[-1] <= sqp_dense.DENSE else None
+    if isinstance(weight, Diagonal) or constraint is None:
+        return flat
+    size, n = weight.root_size, z.shape[-1]
+    eye = torch.eye(size, dtype=z.dtype, device=z.device)
+    root = weight.root(eye.reshape(size, *[1] * (len(weight.shape) - 1), size)).movedim(0, -1)
+    root = root.expand(*lead, n, size).reshape(-1, n * size)[index]
+    inner, centre = constraint.fn, z.reshape(-1, n)[index]
+
+    def moved(v: Tensor, factor: Tensor, start: Tensor, *data: Any) -> Tensor:
+        return inner(start + matvec(factor.unflatten(-1, (n, size)), v), *data)
+
+    white = NonlinearEquality(moved, (root, centre, *constraint.args))
+    unit = EqualityProblem(white, root.new_zeros(len(index), size), Diagonal(root.new_ones(len(index), size)))
+    v = _sharpened(unit, solve(white, unit.z, unit.weight, None, True, restarts))
+    point = centre + matvec(root.unflatten(-1, (n, size)), v.u)
+    u = flat.u.index_copy(0, index, point)
+    multiplier = flat.multiplier.index_copy(0, index, v.multiplier)
+    pull = constraint.jacobian_rows(point).transpose(v.multiplier)
+    fresh = replace(
+        flat,
+        u=u,
+        multiplier=multiplier,
+        y=flat.y.index_copy(0, index, -pull),
+        steps=flat.steps.index_add(0, index, v.steps),
+        left=torch.where(flat.done, flat.left, torch.inf),
+    )
+    fresh = fresh.map(lambda value: value.unflatten(0, lead))
+    fresh = measured(problem.linearised(fresh.u), problem.z, fresh)[0].map(lambda x: x.flatten(0, len(lead) - 1))
+    # Stationary in either unit: curvature may magnify the rounding of u beyond what v has left.
+    left = fresh.left.index_copy(0, index, torch.minimum(fresh.left[index], v.left))
+    done = fresh.done | ((left <= STATIONARY) & (fresh.residual <= ACCEPTED))
+    return _better(replace(fresh, left=left, done=done), flat)
+
+
+def _sharpened(problem: EqualityProblem, iterates: Iterates) -> Iterates:
+    """Converged points after full Newton steps: strong curvature magnifies what is left, in other units."""
+    for _ in range(SHARPER):
+        near = problem.linearised(iterates.u)
+        multiplier = near.multiplier(near.h + near.push(problem.z - iterates.u))
+        step, slope = sqp_dense.newton_step(problem.constraint, near, iterates.u, iterates.y, multiplier)
+        open_ = (iterates.converged & near.regular).unsqueeze(-1) & torch.isfinite(step)
+        step, slope = torch.where(open_, step, 0.0), torch.where(open_, slope, 0.0)
+        iterates = replace(iterates, u=iterates.u + step, y=iterates.y + slope, multiplier=multiplier)
+    iterates = replace(iterates, done=torch.zeros_like(iterates.done))
+    return measured(problem.linearised(iterates.u), problem.z, iterates)[0]
 
 
 def _better(one: Iterates, two: Iterates) -> Iterates:
@@ -152,8 +213,10 @@ def begin(problem: EqualityProblem, start: Tensor | None) -> Iterates:
             y = divide(point - z, weight.variance)
             multiplier = -near.multiplier(near.push(weight.apply(y)))
         else:  # a full step first: Q (u - z) of an arbitrary point would need Q
-            multiplier = near.multiplier(near.h + near.push(z - point))
-            point, y = z - near.move(multiplier), -near.pull(multiplier)
+            wanted = near.h + near.push(z - point)
+            multiplier = near.multiplier(wanted)
+            move, pull = near.images(wanted, multiplier)
+            point, y = z - move, -pull
     done = torch.zeros_like(zero, dtype=torch.bool)
     steps = torch.zeros_like(zero, dtype=torch.int64)
     return Iterates(point, y, multiplier, zero, steps, zero + torch.inf, zero + torch.inf, zero + 1, done)

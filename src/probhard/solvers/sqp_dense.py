@@ -56,7 +56,7 @@ def newton_step(
     assert isinstance(factor, DenseRowsFactor)
     matrix = near.tangent.core.map.matrix * root.unsqueeze(-2)
     basis = torch.linalg.solve_triangular(factor.lower, matrix.expand(*u.shape[:-1], -1, -1), upper=False)
-    normal = -near.pull(near.multiplier(near.h))  # Q n
+    normal = -near.images(near.h)[1]  # Q n
     bent = hessian(constraint, u, multiplier) * root.unsqueeze(-1) * root.unsqueeze(-2)
     identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
     inside = identity - basis.mT @ basis  # P

@@ -89,9 +89,10 @@ def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates,
     Returns:
         Iterates with residual, length of the full step and ``done``; the step and its image under Q, (*lead, n).
     """
-    multiplier = near.multiplier(near.h + near.push(z - iterates.u))
-    step = z - near.move(multiplier) - iterates.u
-    slope = -near.pull(multiplier) - iterates.y
+    wanted = near.h + near.push(z - iterates.u)
+    multiplier = near.multiplier(wanted)
+    move, pull = near.images(wanted, multiplier)
+    step, slope = z - move - iterates.u, -pull - iterates.y
     size = iterates.u.norm(dim=-1) + z.norm(dim=-1)
     left = torch.where(near.regular, step.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
     residual = near.relative(iterates.u, z)
@@ -100,9 +101,8 @@ def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates,
     if bool(
         (still & (residual > FEASIBLE)).any()
     ):  # what is left is normal to the set, and that part has less rounding
-        normal = near.multiplier(near.h)
-        step = _chosen(still, -near.move(normal), step)
-        slope = _chosen(still, -near.pull(normal), slope)
+        move, pull = near.images(near.h)
+        step, slope = _chosen(still, -move, step), _chosen(still, -pull, slope)
     rounding = (iterates.left <= STATIONARY) & (residual > SLOWER * iterates.residual)
     settled = (residual <= FEASIBLE) | ((residual <= ACCEPTED) & rounding)
     iterates = replace(
@@ -167,10 +167,9 @@ def advanced(problem: EqualityProblem, near: Linearised, iterates: Iterates, ste
         good = open_ & merit.falls(trial_u, trial_y, h, length)
         u, y, open_ = _chosen(good, trial_u, u), _chosen(good, trial_y, y), open_ & ~good
         if halving == 0 and bool(open_.any()):
-            extra = near.multiplier(h)
-            bent = near.move(extra)
+            bent, pulled = near.images(h)
             trusted = open_ & (bent.norm(dim=-1) <= BENT * step.norm(dim=-1))
-            trial_u, trial_y = trial_u - bent, trial_y - near.pull(extra)
+            trial_u, trial_y = trial_u - bent, trial_y - pulled
             good = trusted & merit.falls(trial_u, trial_y, problem.constraint.residual(trial_u), length)
             u, y, open_ = _chosen(good, trial_u, u), _chosen(good, trial_y, y), open_ & ~good
         if not bool(open_.any()):
@@ -195,8 +194,7 @@ def restored(
         open_: Points to move, (*lead,) bool.
         others: Iterates to return for all other points.
     """
-    multiplier = near.multiplier(near.h)
-    move, pull = near.move(multiplier), near.pull(multiplier)
+    move, pull = near.images(near.h)
     before = near.h.norm(dim=-1)
     length = torch.ones_like(before)
     u, y = others.u, others.y
@@ -227,8 +225,7 @@ def newton_step(
         step: The full step, (*lead, n).
         slope: Its image under Q, (*lead, n).
     """
-    normal = near.multiplier(near.h)
-    d, d_dual = -near.move(normal), -near.pull(normal)
+    d, d_dual = (-image for image in near.images(near.h))
 
     def bend(x: Tensor) -> Tensor:
         return _bent(constraint, near, iterates, x)
