@@ -93,9 +93,13 @@ def test_extreme_spreads_are_finite(sd):
         torch.testing.assert_close(laws.mean, point, atol=4 * sd + 1e-9, rtol=0)
 
 
-def test_laws_without_any_spread_or_weight_are_an_error():
-    with pytest.raises(ph.ConvergenceError, match="floor on the variances"):
-        ph.crps(ph.DPPL()((HELD, torch.zeros(8, dtype=torch.float64)), TURNOVER), HELD)
+def test_laws_without_any_spread_or_weight_are_points():
+    certain = torch.zeros(8, dtype=torch.float64)
+    law = ph.DPPL()((HELD, certain), TURNOVER)
+    assert torch.equal(law.mean, HELD)
+    assert not ph.crps(law, HELD).any()
+    moved = ph.DPPL()((HELD + 1, certain), TURNOVER)
+    assert TURNOVER.violation(moved.mean).max() < 1e-9
 
 
 def test_batches_and_single_precision():

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probhard._util.tensors import checking
 from probhard.laws.family import Family
 from probhard.laws.tails import FARTHEST, partial_moments, unit_variance
+
+RAISED = 1e-13
 
 
 def excess(loc: Tensor, scale: Tensor, lower: Tensor, upper: Tensor, family: Family) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,12 +49,15 @@ def excess(loc: Tensor, scale: Tensor, lower: Tensor, upper: Tensor, family: Fam
 
 
 def inverse(gram: Tensor, gate: Tensor) -> Tensor:
-    """``(K + E)^-1``; infinite where rounding makes it singular."""
-    root, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(gate))
+    """``(K + E)^-1``; where rounding makes the matrix singular, its diagonal is raised by ``RAISED`` of its size."""
+    matrix = gram + torch.diag_embed(gate)
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    if checking() and bool(failed.any()):
+        raised = RAISED * matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True) * (failed > 0).unsqueeze(-1)
+        root, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(raised.expand_as(gate)))
     good = (failed == 0)[..., None, None]
-    return torch.where(
-        good, torch.cholesky_inverse(torch.where(good, root, torch.eye(root.shape[-1]).to(root))), torch.inf
-    )
+    unit = torch.eye(root.shape[-1]).to(root)
+    return torch.where(good, torch.cholesky_inverse(torch.where(good, root, unit)), torch.inf)
 
 
 class Inverse(torch.autograd.Function):
