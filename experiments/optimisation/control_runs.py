@@ -17,7 +17,7 @@ from torch import Tensor
 
 import probhard as ph
 from experiments.optimisation import control
-from experiments.optimisation.systems import KEYS, OURS
+from experiments.optimisation.systems import KEYS, OURS, hardnet_methods
 from experiments.optimisation.training import Plan, train
 from experiments.records import Records
 from probhard.corrections import Completion
@@ -39,15 +39,7 @@ QUOTED_CONTROL = {  # published mean costs, and violations integrated over time:
 
 def control_methods() -> dict[str, ph.Method]:
     """The trained systems; DC3 has five correction steps here, as in HardNet's code."""
-    step = ph.Step(correction=Completion(steps=5))
-    return {
-        "network": ph.METHODS["base"],
-        "soft loss": ph.METHODS["softc"].replace(penalty=SOFT),
-        "DC3": ph.Method(step, step, penalty=SOFT),
-        "HardNet-Aff": ph.METHODS["hardnet-aff"],
-        "probhard": ph.METHODS["probhard-or"],
-        "HardNet++": ph.METHODS["hardnet++"],
-    }
+    return hardnet_methods(Completion(steps=5), SOFT)
 
 
 def fixed_policies() -> dict[str, control.Policy]:

@@ -203,17 +203,22 @@ def _timed(work: Any, repeats: int = 5) -> tuple[Tensor, float]:
     return value, sorted(times)[repeats // 2]
 
 
-def toy_methods() -> dict[str, ph.Method]:
-    """The systems on HardNet's toy."""
-    step = ph.Step(correction=Completion(rate=1e-2))
+def hardnet_methods(correction: Completion, soft: float) -> dict[str, ph.Method]:
+    """The systems on HardNet's own problems: DC3 by a correction, squared violations weighted by ``soft``."""
+    step = ph.Step(correction=correction)
     return {
         "network": ph.METHODS["base"],
-        "soft loss": ph.METHODS["softc"].replace(penalty=SOFT),
-        "DC3": ph.Method(step, step, penalty=SOFT),
+        "soft loss": ph.METHODS["softc"].replace(penalty=soft),
+        "DC3": ph.Method(step, step, penalty=soft),
         "HardNet-Aff": ph.METHODS["hardnet-aff"],
         "HardNet++": ph.METHODS["hardnet++"],
         "probhard": ph.METHODS["probhard-or"],
     }
+
+
+def toy_methods() -> dict[str, ph.Method]:
+    """The systems on HardNet's toy."""
+    return hardnet_methods(Completion(rate=1e-2), SOFT)
 
 
 def toy_lines(way: str, epochs: int = TOY_EPOCHS, seeds: int = TOY_SEEDS) -> list[dict[str, Any]]:

@@ -102,9 +102,7 @@ class _Found:
 
 def _root(parts: Parts, weight: Covariance) -> Tensor:
     """R with ``W = R R^T``, (*batch, n, r); 0 in the rows of variables that constraints hold."""
-    weight = weight.to(torch.float64)
-    eye = torch.eye(weight.root_size, dtype=torch.float64, device=weight.device)
-    root = weight.root(eye.reshape(-1, *[1] * (len(weight.shape) - 1), weight.root_size)).movedim(0, -1)
+    root = weight.to(torch.float64).root_matrix()
     if parts.linear is not None and parts.linear.system.held is not None:
         root = root.index_fill(-2, parts.linear.system.held.to(root.device), 0.0)
     return root

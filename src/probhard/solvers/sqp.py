@@ -124,9 +124,7 @@ def _whitened(problem: EqualityProblem, flat: Iterates, restarts: int) -> Iterat
     if isinstance(weight, Diagonal) or constraint is None:
         return flat
     size, n = weight.root_size, z.shape[-1]
-    eye = torch.eye(size, dtype=z.dtype, device=z.device)
-    root = weight.root(eye.reshape(size, *[1] * (len(weight.shape) - 1), size)).movedim(0, -1)
-    root = root.expand(*lead, n, size).reshape(-1, n * size)[index]
+    root = weight.root_matrix().to(z).expand(*lead, n, size).reshape(-1, n * size)[index]
     inner, centre = constraint.fn, z.reshape(-1, n)[index]
 
     def moved(v: Tensor, factor: Tensor, start: Tensor, *data: Any) -> Tensor:
