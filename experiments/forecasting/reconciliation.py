@@ -3,7 +3,7 @@
 | row                    | metric and law                                                                           |
 |------------------------|------------------------------------------------------------------------------------------|
 | probhard, past         | metric and a factor of deviations learned on past windows; correlation of in-sample errors |
-| probhard, history      | the middle of the family; correlation of in-sample errors                                |
+| probhard, history      | metric learned on in-sample errors, and their correlation                                |
 | probhard, no history   | the middle without correlation; law fitted to the spreads along the hierarchy             |
 | ols, wls_struct, ...   | hierarchicalforecast's MinTrace with intervals by normality                              |
 
@@ -42,6 +42,7 @@ from probhard.forecasting.members.base import MemberForecast, past_origins
 from probhard.forecasting.members.catalogue import named_member
 from probhard.forecasting.members.kept import kept_forecast
 from probhard.forecasting.models.classical import BaseForecast
+from probhard.forecasting.reconciliation.family import middle
 from probhard.forecasting.report import rivals
 from probhard.forecasting.report.evaluation import pooled_crps
 
@@ -82,7 +83,7 @@ class Job:
                 made = kept_forecast(member, known, horizon, origins, folder.parent / "fits")
                 started = time.process_time()
                 windows = [_window(base, known) for base in made.bases[:-1]]
-                learned = learn_reconciliation(windows, known.hierarchy)
+                learned = learn_reconciliation(windows, known.hierarchy, middle(len(_errors(made.bases[-1]))))
                 learning = time.process_time() - started
             else:
                 made, learning = member.resume(known, horizon, made.state), 0.0

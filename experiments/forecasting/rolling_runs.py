@@ -28,12 +28,12 @@ from experiments.grid import Grid, Unit
 from experiments.records import Records
 from probhard.errors import ParameterError, check_choices
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.members.catalogue import default_models, named_member
+from probhard.forecasting.members.catalogue import default_members
 from probhard.forecasting.members.coherent import groups
 from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.tuning import PoolRecipe, TunedPool
 from probhard.forecasting.models.classical import BaseForecast
-from probhard.forecasting.reconciliation.learned import MetricWeights
+from probhard.forecasting.reconciliation.family import MetricWeights
 from probhard.forecasting.report import rivals
 from probhard.forecasting.report.evaluation import crps_levels, pooled_crps
 from probhard.score import coverage
@@ -49,7 +49,7 @@ ABLATIONS = {
     "without correlation": PoolRecipe(correlation=False),
     "without scales and factor": PoolRecipe(scales=False, factor=False),
 }
-NO_STEPS = "without learned steps"
+NO_STEPS, NO_NETWORK, NETWORK = "without learned steps", "without network", "deepvar"
 ORDER = (  # cheap sets first
     *("tourism", "swiss_stays", "ercot_hourly", "aus_births", "nsw_offences"),
     *("wiki", "traffic", "labour", "tourism_large"),
@@ -102,13 +102,16 @@ class Job:
 
 def fitted(known: HierarchicalData, horizon: int, folder: Path) -> Fits:
     """Fit the default and its ablations; fits of members are kept in a folder."""
-    members = [named_member(name, known) for name in default_models(known)]
+    members = default_members(known, horizon)
     recipes = {DEFAULT: PoolRecipe(), **ABLATIONS}
     fits = {
         row: PooledForecast.fit(members, known, horizon, recipe=recipe, folder=folder)
         for row, recipe in recipes.items()
     }
     fits[NO_STEPS] = without_steps(fits[DEFAULT])
+    if NETWORK in fits[DEFAULT].tuned.members:
+        others = [member for member in members if member.name != NETWORK]
+        fits[NO_NETWORK] = PooledForecast.fit(others, known, horizon, folder=folder)
     for name in fits[DEFAULT].tuned.members:
         fits[alone(name)] = only(fits[DEFAULT], name)
     scores = {name: score for name, score in fits[DEFAULT].tuned.scores.items() if name != "pool"}

@@ -18,6 +18,7 @@ from experiments.forecasting.rolling_runs import (
     GROUPS,
     KEYS,
     LEVEL,
+    NO_NETWORK,
     NO_POOL,
     NO_STEPS,
     RIVALS,
@@ -72,7 +73,7 @@ def render(lines: Sequence[Line], networks: Sequence[Line] = ()) -> str:
         "behind": _behind(scores, sets),
         "first": f"{sum(_rank(scores, name)[2] <= 1 + TIE for name in sets)} of {len(sets)}",
         "crps": _crps(scores, sets),
-        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_STEPS, NO_POOL)),
+        "ablations": _crps(scores, sets, (DEFAULT, *ABLATIONS, NO_STEPS, NO_POOL, NO_NETWORK)),
         "flips": _flips(scores, sets),
         "coverage": _coverage(lines, "inside"),
         "sums": _coverage(lines, "inside_sums"),
@@ -164,7 +165,7 @@ def _crps(scores: Scores, sets: Sequence[str], chosen: Sequence[str] | None = No
 
 def _flips(scores: Scores, sets: Sequence[str]) -> str:
     table = []
-    for row in (*rows_of(scores), *ABLATIONS, NO_STEPS, NO_POOL):
+    for row in (*rows_of(scores), *ABLATIONS, NO_STEPS, NO_POOL, NO_NETWORK):
         shared = [name for name in sets if (row, name) in scores]
         if not shared:
             continue

@@ -44,7 +44,7 @@ from experiments.records import Records
 from probhard._util.atomic import replacing
 from probhard.errors import check_choices
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.members.catalogue import default_models, named_member
+from probhard.forecasting.members.catalogue import default_members
 from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.models import baselines, classical, pool
 from probhard.forecasting.report.evaluation import evaluate
@@ -138,7 +138,7 @@ class Job:
         """The default members, tuned on the windows before each place."""
         for place in places:
             started, horizon = time.process_time(), len(place.future.index)
-            members = [named_member(name, place.known) for name in default_models(place.known)]
+            members = default_members(place.known, horizon)
             fit = PooledForecast.fit(members, place.known, horizon, folder=fits)
             draws = fit.sample(place.known, SAMPLES, self.seed)
             about = {"weights": fit.tuned.weights, "seconds": time.process_time() - started}

@@ -12,6 +12,7 @@ from experiments.forecasting.rolling_runs import ABLATIONS, DEFAULT, NO_POOL, NO
 
 from forecasting.helpers import KEYS, frame
 from probhard.forecasting import from_frame
+from probhard.forecasting.members.catalogue import named_member
 
 
 @pytest.fixture
@@ -19,7 +20,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> RollingSet:
     chosen = RollingSet(4, 3, 4, 2, refit=False)
     monkeypatch.setitem(nine_sets.SETS, "tourism", chosen)
     monkeypatch.setattr(nine_sets, "load_set", lambda name: from_frame(frame(70), KEYS))
-    monkeypatch.setattr(rolling_runs, "default_models", lambda data: ["ets", "naive"])
+    monkeypatch.setattr(
+        rolling_runs, "default_members", lambda data, horizon: [named_member(name, data) for name in ("ets", "naive")]
+    )
     return chosen
 
 

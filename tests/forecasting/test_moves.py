@@ -7,7 +7,7 @@ import pytest
 from forecasting.helpers import KEYS, frame
 from probhard.forecasting import HierarchicalForecaster, from_frame
 from probhard.forecasting.members.coherent import law_of
-from probhard.forecasting.reconciliation.learned import projected_moments
+from probhard.forecasting.reconciliation.family import projected_moments
 from probhard.forecasting.report.moves import REST, moves_of
 
 

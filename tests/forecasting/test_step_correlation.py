@@ -11,8 +11,8 @@ import torch
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.members.steps import RHOS, SHARED, fit_steps, projected_parts
+from probhard.forecasting.reconciliation.family import MetricWeights, project_law, projected_moments
 from probhard.forecasting.reconciliation.joint_law import PathLaw
-from probhard.forecasting.reconciliation.learned import MetricWeights, project_law, projected_moments
 from probhard.laws import LowRank
 
 SUMS = Hierarchy(np.vstack([np.ones((1, 3)), np.eye(3)]))

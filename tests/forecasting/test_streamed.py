@@ -18,7 +18,7 @@ from probhard.forecasting.members import streamed
 from probhard.forecasting.members.coherent import law_of
 from probhard.forecasting.members.streamed import check_memory, projected_steps
 from probhard.forecasting.reconciliation import joint_law
-from probhard.forecasting.reconciliation.learned import MetricWeights, project_law, projected_moments
+from probhard.forecasting.reconciliation.family import MetricWeights, project_law, projected_moments
 
 
 @pytest.fixture

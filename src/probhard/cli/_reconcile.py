@@ -26,10 +26,11 @@ from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.table import require
 from probhard.forecasting.reconciliation.distributed import reconcile as distributed
 from probhard.forecasting.reconciliation.explain import explain
+from probhard.forecasting.reconciliation.family import middle
 from probhard.forecasting.reconciliation.given import UNKNOWN_DEPENDENCE, Forecasts
 from probhard.forecasting.reconciliation.joint_law import PathLaw
 from probhard.forecasting.reconciliation.learned import PastForecast, learn_reconciliation
-from probhard.forecasting.reconciliation.reconcile import CHUNK, MIDDLE, Reconciled, Reconciliation
+from probhard.forecasting.reconciliation.reconcile import CHUNK, Reconciled, Reconciliation
 from probhard.forecasting.report.evaluation import incoherence
 
 DRAWS = 1000  # behind quantiles, or as many as are written
@@ -135,7 +136,7 @@ class Request:
         """Learn the metric and a factor of the deviations on past forecasts, unless a metric was asked for."""
         if not windows or self.metric is not None:
             return rules, 1.0
-        prior = MIDDLE[base.error_correlation is not None]
+        prior = middle(0 if base.errors is None or base.error_correlation is None else len(base.errors))
         weights, scale = learn_reconciliation(windows, table.hierarchy, prior)
         return replace(rules, metric=weights), scale
 

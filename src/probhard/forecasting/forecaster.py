@@ -24,7 +24,8 @@ from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.frames import from_frame, to_long
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.limits import Limits, by_method
-from probhard.forecasting.members.catalogue import default_models
+from probhard.forecasting.members.base import Member
+from probhard.forecasting.members.catalogue import default_members
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.network import NetworkForecast
 from probhard.forecasting.members.pooled import PooledForecast
@@ -186,11 +187,12 @@ class HierarchicalForecaster:
         if self.network_only:
             self._fit = network.fit(data, progress)
         else:
-            chosen = default_models(data, self.fast) if self.models is None else self.models
+            horizon = self.horizon or default_horizon(data)
+            usual = self.models is None
             self._fit = PooledForecast.fit(
-                [member_of(model, data, network) for model in chosen],
+                default_members(data, horizon, self.fast, network) if usual else self._chosen(data, network),
                 data,
-                self.horizon or default_horizon(data),
+                horizon,
                 windows=self.windows,
                 folder=None if self.cache is None else Path(self.cache),
                 jobs=self.jobs,
@@ -295,6 +297,9 @@ class HierarchicalForecaster:
                 "This forecaster has not been fitted.", "It has no model and no history.", "Call fit(df) first."
             )
         return self._data, self._fit
+
+    def _chosen(self, data: HierarchicalData, network: NetworkForecast) -> list[Member]:
+        return [member_of(model, data, network) for model in self.models or ()]
 
     def _within(self, draws: np.ndarray) -> np.ndarray:
         """Project coherent draws (S, H, n) onto the bounds, if there are any and the method projects."""

@@ -36,7 +36,6 @@ FORMAT, FORMAT_VERSION = "probhard-forecaster", 5
 MAIN = "forecaster.json"  # a folder is complete when it has this file
 PARTS = ("members", "predictor", "history.npz", MAIN)
 SAVED = ("freq", "season", "horizon", "nonnegative", "upper", "changes", "calibrate", "epochs", "num_samples", "seed")
-LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes", "regressors")  # of a trained network
 COLUMNS = {"id_col": "unique_id", "time_col": "ds", "target_col": "y"}
 
 
@@ -108,7 +107,7 @@ class SavedForecaster:
             "keys": self.keys,
             "method": self.method,
             "options": self.options,
-            "network": None if network is None else {name: getattr(network, name) for name in LEARNED},
+            "network": None if network is None else network.learned,
             "pool": write_pool(self.fit, path / "members") if isinstance(self.fit, PooledForecast) else None,
             "reading": self.reading,
             "like": _frame_record(self.like, self.reading),

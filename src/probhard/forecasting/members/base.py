@@ -21,6 +21,7 @@ STEPS = 72  # steps that the past windows hold together
 FEWEST, LEAST, MOST = 3, 6, 24  # windows: without overlap, wanted for long horizons and for short ones
 MANY = 5_000  # series above which there are few windows
 SEASONS = 2  # whole seasons before the first origin
+LONG = 300  # rows that a network learns enough from: it is then trained once, before the first origin
 
 
 @dataclass(frozen=True, eq=False)

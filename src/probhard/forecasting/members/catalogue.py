@@ -11,7 +11,7 @@
 | mstl       | MSTL, also for one season                                                              |
 | smoothing  | damped Holt-Winters of a fixed form, all series at once                                |
 | bootstrap  | seasonal naive plus past changes over a season, drawn jointly                          |
-| deepvar    | DeepVAR, trained end to end on all nodes                                               |
+| deepvar    | DeepVAR, trained end to end on all nodes; a default for long histories, on trial       |
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from probhard.errors import check_choice
 from probhard.forecasting.data.table import HierarchicalData, require
-from probhard.forecasting.members.base import Member
+from probhard.forecasting.members.base import LONG as LONG_FOR_NETWORKS
+from probhard.forecasting.members.base import Member, past_origins
 from probhard.forecasting.members.bootstrap import BootstrapMember
 from probhard.forecasting.members.series import SeriesMember, SeriesModel
 from probhard.forecasting.members.smoothing import SmoothingMember
+from probhard.forecasting.models.defaults import default_horizon
 
 if TYPE_CHECKING:
     from probhard.forecasting.members.network import NetworkForecast
@@ -86,15 +88,19 @@ SERIES: dict[str, Callable[[HierarchicalData], SeriesModel]] = {
 JOINT = ("smoothing", "bootstrap", "deepvar")
 NAMES = (*SERIES, *JOINT)
 MANY = 5_000  # series above which all of them are fitted at once
+WIDE = 1_000  # series above which no network is trained unasked
 
 
-def named_member(name: str, data: HierarchicalData, network: NetworkForecast | None = None) -> Member:
+def named_member(
+    name: str, data: HierarchicalData, network: NetworkForecast | None = None, trial: bool = False
+) -> Member:
     """Return the member of a name, for a history.
 
     Args:
         name: One of ``NAMES``.
         data: The history.
         network: Settings of ``deepvar``.
+        trial: Whether ``deepvar`` joins the pool only where past windows show that it helps.
 
     Raises:
         ParameterError: If there is no such member.
@@ -109,18 +115,35 @@ def named_member(name: str, data: HierarchicalData, network: NetworkForecast | N
         return BootstrapMember()
     from probhard.forecasting.members.network import NetworkForecast, NetworkMember  # needs GluonTS
 
-    return NetworkMember(network or NetworkForecast())
+    return NetworkMember(network or NetworkForecast(), trial)
 
 
-def default_models(data: HierarchicalData, fast: bool = False) -> list[str]:
+def default_models(data: HierarchicalData, fast: bool = False, horizon: int | None = None) -> list[str]:
     """Names of the members that a history gets by default.
 
     Args:
         data: The history.
         fast: Only one member.
+        horizon: Number of steps; by default that of the history.
     """
     if len(data.names) > MANY:
         return ["smoothing"]
     if fast:
         return ["ets"]
-    return ["ets", "theta", "naive"] + (["mstl"] if len(seasons(data)) > 1 else [])
+    names = ["ets", "theta", "naive"] + (["mstl"] if len(seasons(data)) > 1 else [])
+    first = past_origins(data, horizon or default_horizon(data))[:1]
+    return names + (["deepvar"] if first and first[0] >= LONG_FOR_NETWORKS and len(data.names) <= WIDE else [])
+
+
+def default_members(
+    data: HierarchicalData, horizon: int, fast: bool = False, network: NetworkForecast | None = None
+) -> list[Member]:
+    """Members that a history gets by default; a network is on trial.
+
+    Args:
+        data: The history.
+        horizon: Number of steps.
+        fast: Only one member.
+        network: Settings of ``deepvar``.
+    """
+    return [named_member(name, data, network, trial=True) for name in default_models(data, fast, horizon)]

@@ -8,6 +8,8 @@
 
 All numbers are fitted on past windows only, in this order, and shrunk as windows get few: scales to 1, the metric to
 the middle of its family, rho to what deviations and one-step errors imply. rho changes no forecast of a single step.
+The scale of the top rests on one series in K windows that do not overlap. It is uncertain, so the top gets
+1 + 1 / (1 + K) times its scale, as Student's t is wider than a normal law.
 Paths of members that draw jointly are coherent already; they get one factor.
 """
 
@@ -29,12 +31,14 @@ from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.steps import fit_steps
 from probhard.forecasting.models import spread
 from probhard.forecasting.models.classical import BaseForecast
+from probhard.forecasting.reconciliation.family import MetricWeights, project_law
 from probhard.forecasting.reconciliation.joint_law import PathLaw
-from probhard.forecasting.reconciliation.learned import MetricWeights, PastForecast, learn_metric, project_law
+from probhard.forecasting.reconciliation.learned import PastForecast, learn_metric
 from probhard.laws import Diagonal, LocationScale
 from probhard.score import crps
 
 FEW = 3.0  # windows at which scales are halfway between 1 and their best
+UNSURE = 1.0  # excess of the top's scale, one series in few windows, over windows plus one
 RECENT, FEWEST, SMALLEST = 60, 8, 0.1  # rows of recent errors, least number of them, and least factor
 
 
@@ -176,7 +180,8 @@ def tune(made: MemberForecast, targets: Sequence[np.ndarray], recipe: Recipe) ->
     laws = [law_of(base, correlation=recipe.correlation) for base in made.bases[:count]]
     if recipe.scales and count:
         labels = groups(made.bases[0].data)
-        scales = fit_scales(laws, targets, labels)
+        top, *others = fit_scales(laws, targets, labels)
+        scales = (top * (1 + UNSURE / (1 + _separate(made.bases[:count]))), *others)
         of_nodes = torch.from_numpy(np.asarray(scales)[labels])
         laws = [replace(law, stddev=law.stddev * of_nodes) for law in laws]
     metric = recipe.metric
@@ -188,6 +193,12 @@ def tune(made: MemberForecast, targets: Sequence[np.ndarray], recipe: Recipe) ->
         data = made.bases[-1].data
         steps = fit_steps(laws, targets, metric, data.hierarchy, groups(data))
     return Tuned(scales, metric, *(steps or (None, None)))
+
+
+def _separate(bases: Sequence[BaseForecast]) -> float:
+    """Number of windows, or of those that would fit without overlap."""
+    ends = [len(base.data.index) for base in bases]
+    return min(len(ends), 1 + (ends[-1] - ends[0]) / len(bases[0].mean))
 
 
 def coherent_draws(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -23,6 +23,16 @@ from probhard.forecasting.models.classical import BaseForecast
 
 VERSION = 1  # of the files and of what members do
 LARGE = 20_000_000  # numbers above which files are not compressed: that takes longer than a fit
+
+
+class Networks(Protocol):
+    """A member whose state is a trained network."""
+
+    def write_state(self, folder: Path, state: Any) -> None:
+        """Write a state to a folder of plain files."""
+
+    def read_state(self, folder: Path) -> Any:
+        """Read what ``write_state`` wrote."""
 
 
 def fingerprint(member: Member, data: HierarchicalData, horizon: int, origins: Sequence[int]) -> str:
@@ -57,12 +67,20 @@ def kept_forecast(
         return member.forecast(data, horizon, origins, jobs)
     path = folder / f"{member.name}-{fingerprint(member, data, horizon, origins)}.npz"
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):  # absent or damaged: made again
-        return read_forecast(path, member.name, data, origins)
+        made = read_forecast(path, member.name, data, origins)
+        return replace(made, state=member.read_state(path.with_suffix(""))) if _networks(member) else made
     made = member.forecast(data, horizon, origins, jobs)
     if made.complete:
         folder.mkdir(parents=True, exist_ok=True)
-        write_forecast(path, made)
+        if _networks(member):
+            member.write_state(path.with_suffix(""), made.state)
+        write_forecast(path, made)  # last: it marks a fit that is complete
     return made
+
+
+def _networks(member: Any) -> TypeGuard[Networks]:
+    """Whether the state of a member has files of its own."""
+    return hasattr(member, "write_state")
 
 
 def write_forecast(path: Path, made: MemberForecast) -> None:

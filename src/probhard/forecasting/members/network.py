@@ -12,18 +12,21 @@ settings are chosen from the frequency and size of the data (``models.defaults``
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
+import torch
 
 from probhard.errors import ParameterError
 from probhard.forecasting.data.bounds import history_box
 from probhard.forecasting.data.regressors import Regressors
 from probhard.forecasting.data.table import HierarchicalData
-from probhard.forecasting.members.base import MemberForecast
+from probhard.forecasting.members.base import LONG, MemberForecast
 from probhard.forecasting.members.bootstrap import summary_of
 from probhard.forecasting.models import spread
 from probhard.forecasting.models.baselines import last_value
@@ -35,6 +38,7 @@ from probhard.method import Method
 from probhard.training import quiet_training
 
 SAMPLES = 400  # paths of the member
+LEARNED = ("horizon", "num_samples", "seed", "spread_factor", "learns_changes", "regressors")  # of a trained network
 
 
 @dataclass
@@ -120,6 +124,11 @@ class NetworkForecast:
         return spread.widened(draws, self.spread_factor)
 
     @property
+    def learned(self) -> dict[str, Any]:
+        """What a trained network is besides its weights, as plain values."""
+        return {name: getattr(self, name) for name in LEARNED}
+
+    @property
     def within_bounds(self) -> bool:
         """Whether the network itself has projected its paths."""
         return not self.learns_changes and self.spread_factor == 1
@@ -146,25 +155,47 @@ class NetworkForecast:
 
 @dataclass(frozen=True, eq=False)
 class NetworkMember:
-    """DeepVAR as a member: trained on the rows before the first past origin, and again on all rows."""
+    """DeepVAR as a member, trained on the rows before the first past origin.
+
+    What past windows tell of a network holds for that network. So it is trained again, on all rows, only where the rows
+    before the first origin are few.
+
+    Args:
+        model: The settings.
+        trial: Whether it joins a pool only where past windows show that it helps.
+    """
 
     model: NetworkForecast
+    trial: bool = False
     name: str = "deepvar"
-    settings: dict[str, Any] = field(default_factory=dict)
-    kept: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the forecasts depend on besides the data. See ``Member``."""
+        model = self.model
+        chosen = {name: getattr(model, name) for name in ("method", "changes", "epochs", "seed", "options")}
+        return {**chosen, "torch": torch.__version__}
+
+    @property
+    def kept(self) -> bool:
+        """Whether the settings are plain values, so that a kept network is known by them. See ``Member``."""
+        values = (self.model.method, *self.model.options.values())
+        return all(value is None or isinstance(value, (str, int, float, list)) for value in values)
 
     def forecast(self, data: HierarchicalData, horizon: int, origins: Sequence[int], jobs: int = 1) -> MemberForecast:
-        """Train twice and draw at every origin. See ``Member``."""
+        """Train and draw at every origin. See ``Member``."""
         del jobs
         started, draws = time.process_time(), []
         known = [data.window(0, end) for end in (*origins, len(data.index))]
         plain = replace(
             self.model, calibrate=False, nonnegative=False, upper=None, num_samples=SAMPLES, horizon=horizon
         )
+        final = None
         if origins:
             past = replace(plain).fit(known[0])
             draws = [past.sample(rows, horizon) for rows in known[:-1]]
-        final = plain.fit(data)
+            final = past if origins[0] >= LONG else None
+        final = final or plain.fit(data)
         draws.append(final.sample(data, horizon))
         bases = [summary_of(rows, paths) for rows, paths in zip(known, draws)]
         return MemberForecast(self.name, bases, draws, [], final, time.process_time() - started)
@@ -175,3 +206,15 @@ class NetworkMember:
             raise ParameterError("The network was not kept.", "Its weights are needed.", "Fit again.")
         draws = state.sample(data, horizon)
         return MemberForecast(self.name, [summary_of(data, draws)], [draws], [], state)
+
+    def write_state(self, folder: Path, state: NetworkForecast) -> None:
+        """Write a trained network to a folder of plain files."""
+        assert state.predictor is not None  # fitted
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "network.json").write_text(json.dumps(state.learned), encoding="utf-8")
+        state.predictor.serialize(folder)
+
+    def read_state(self, folder: Path) -> NetworkForecast:
+        """Read what ``write_state`` wrote."""
+        learned = json.loads((folder / "network.json").read_text(encoding="utf-8"))
+        return NetworkForecast(predictor=DeepVARPredictor.deserialize(folder), **learned)

@@ -96,7 +96,8 @@ class PooledForecast:
                 "Use a longer history, or other models.",
             )
         started = time.perf_counter()
-        tuned = tune_pool(made, data, horizon, origins, recipe)
+        trial = {member.name for member in fitted if getattr(member, "trial", False)}
+        tuned = tune_pool(made, data, horizon, origins, recipe, trial)
         if progress:
             _say(f"{progress}: tuned on {tuned.windows} past windows, {time.perf_counter() - started:.1f} s")
         last = [replace(one, bases=one.bases[-1:], draws=one.draws and one.draws[-1:]) for one in made]

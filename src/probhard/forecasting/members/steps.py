@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from probhard.constraints import Hierarchy
+from probhard.forecasting.reconciliation.family import MetricWeights, tangents
 from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw, step_root
-from probhard.forecasting.reconciliation.learned import MetricWeights, tangents
 from probhard.laws import Diagonal, LocationScale
 from probhard.score import crps
 

@@ -21,7 +21,7 @@ from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.series import SeriesMember, SeriesModel
 from probhard.forecasting.members.smoothing import SmoothingMember
 from probhard.forecasting.members.tuning import TunedPool
-from probhard.forecasting.reconciliation.learned import MetricWeights
+from probhard.forecasting.reconciliation.family import MetricWeights
 
 KINDS = {SeriesMember: "series", SmoothingMember: "smoothing", BootstrapMember: "bootstrap", NetworkMember: "deepvar"}
 

@@ -22,8 +22,8 @@ from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.coherent import Tuned, law_of
 from probhard.forecasting.members.tuning import PoolRecipe, TunedPool
 from probhard.forecasting.models import spread
+from probhard.forecasting.reconciliation.family import MetricWeights, tangents
 from probhard.forecasting.reconciliation.joint_law import NOISE_NUMBERS, PathLaw
-from probhard.forecasting.reconciliation.learned import MetricWeights, tangents
 
 LARGEST = 125_000_000  # numbers of draws that are made at once: 1 GB
 COPIES = 8  # arrays of the size of a step's draws that a step takes: noise, points, projections, bounds

@@ -5,11 +5,12 @@
 Weights minimise the pooled CRPS over past windows (``models.pool``) and are shrunk, as windows get few, to
 weights that are equal for members of equal scores.
 A linear pool of calibrated members is too wide, so c is fitted on the pooled paths.
+Members on trial get a weight only if the pool gains more than twice its standard error over the windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ PAST_NUMBERS = 100_000_000  # of all paths in past windows, to bound the memory
 FEW = 3.0  # windows at which weights are halfway between prior and best
 FALL = 4.0  # of a member's prior weight with its score: 1.1 times the best score has two thirds of its weight
 LEAST = 0.01  # smaller weights are 0
+SURE, FEWEST = 2.0, 3  # standard errors of a gain, and least number of windows, that end a trial well
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,12 @@ class TunedPool:
 
 
 def tune_pool(
-    made: Sequence[MemberForecast], data: HierarchicalData, horizon: int, origins: Sequence[int], recipe: PoolRecipe
+    made: Sequence[MemberForecast],
+    data: HierarchicalData,
+    horizon: int,
+    origins: Sequence[int],
+    recipe: PoolRecipe,
+    trial: Collection[str] = (),
 ) -> TunedPool:
     """Learn scales, metrics, weights and the factor on past windows.
 
@@ -78,6 +85,7 @@ def tune_pool(
         horizon: Number of steps H.
         origins: Past origins; none leaves everything at its prior.
         recipe: Which parts are learned.
+        trial: Names of members on trial.
     """
     targets = [data.observed[end : end + horizon] for end in origins]
     used = [k for k, y in enumerate(targets) if np.nansum(np.abs(y)) > 0]
@@ -85,7 +93,9 @@ def tune_pool(
     if count < len(origins):
         made = [_only(member, used) for member in made]
     members = {one.name: tune(one, targets, recipe) for one in made}
-    equal = np.full(len(made), 1 / len(made))
+    on_trial = np.array([one.name in trial for one in made])
+    equal = np.ones(len(made)) if on_trial.all() else 1.0 - on_trial
+    equal = equal / equal.sum()
     if not count or (len(made) == 1 and not recipe.factor):
         return TunedPool(members, dict(zip(members, equal.tolist())), 1.0, count)
     numbers = count * len(made) * targets[0].size
@@ -95,15 +105,38 @@ def tune_pool(
         for k in range(count)
     ]
     terms = [pool.scores(draws, y) for draws, y in zip(drawn, targets)]
-    weights = shrunk_weights(terms) if recipe.weights and len(made) > 1 else equal
+    weights = earned_weights(terms, on_trial) if recipe.weights and len(made) > 1 else equal
     factor = 1.0
     if recipe.factor and len(made) > 1:
         mixed = [pool.pooled(draws, weights, paths, k) for k, draws in enumerate(drawn)]
         factor = spread.factor([torch.from_numpy(x) for x in mixed], [torch.from_numpy(y) for y in targets])
     alone = np.mean([a - b.diagonal() / 2 for a, b in terms], axis=0)
-    together = float(np.mean([weights @ a - weights @ b @ weights / 2 for a, b in terms]))
+    together = float(pool_scores(terms, weights).mean())
     scores = {**dict(zip(members, alone.tolist())), "pool": together}
     return TunedPool(members, dict(zip(members, weights.tolist())), factor, count, scores)
+
+
+def earned_weights(terms: Sequence[tuple[np.ndarray, np.ndarray]], on_trial: np.ndarray) -> np.ndarray:
+    """Shrunk weights, (K,), without the members on trial unless the pool gains by them beyond chance.
+
+    Args:
+        terms: Coefficients of the pool's CRPS on past windows, from ``pool.scores``.
+        on_trial: Which members are on trial, (K,).
+    """
+    weights = shrunk_weights(terms)
+    if not on_trial.any() or on_trial.all():
+        return weights
+    others = np.flatnonzero(~on_trial)
+    without = np.zeros(len(on_trial))
+    without[others] = shrunk_weights([(a[others], b[np.ix_(others, others)]) for a, b in terms])
+    gain = pool_scores(terms, without) - pool_scores(terms, weights)
+    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) >= FEWEST else np.inf
+    return weights if gain.mean() > SURE * error else without
+
+
+def pool_scores(terms: Sequence[tuple[np.ndarray, np.ndarray]], weights: np.ndarray) -> np.ndarray:
+    """CRPS of a pool on every past window, (windows,)."""
+    return np.array([weights @ a - weights @ b @ weights / 2 for a, b in terms])
 
 
 def shrunk_weights(terms: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -4,16 +4,15 @@
 """
 
 from probhard.forecasting.reconciliation.explain import Explanation, explain
+from probhard.forecasting.reconciliation.family import MetricWeights, middle, project_law, projected_moments
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.joint_law import PathLaw
 from probhard.forecasting.reconciliation.learned import (
-    MetricWeights,
     PastForecast,
+    learn_from_errors,
     learn_metric,
     learn_reconciliation,
     learn_scale,
-    project_law,
-    projected_moments,
 )
 from probhard.forecasting.reconciliation.nixtla import ProjectionReconciler
 from probhard.forecasting.reconciliation.reconcile import Reconciliation
@@ -32,9 +31,11 @@ __all__ = [
     "Reconciliation",
     "cross_temporal",
     "explain",
+    "learn_from_errors",
     "learn_metric",
     "learn_reconciliation",
     "learn_scale",
+    "middle",
     "project_law",
     "projected_moments",
 ]

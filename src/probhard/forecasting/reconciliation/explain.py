@@ -21,8 +21,8 @@ from torch import Tensor
 
 from probhard.constraints import Hierarchy
 from probhard.forecasting.data.table import node_names, require
+from probhard.forecasting.reconciliation.family import MetricWeights, tangents
 from probhard.forecasting.reconciliation.joint_law import PathLaw
-from probhard.forecasting.reconciliation.learned import MetricWeights, tangents
 from probhard.tangent.linear import Tangent
 
 BOUNDS = "bounds and fixed nodes"

@@ -1,29 +1,19 @@
-"""A family of metrics for reconciliation, and its member that scores best on past forecasts.
+"""The metric of reconciliation that scores best on past forecasts, or on one-step errors.
 
-The weight ``W = Q^-1`` of the projection of step h is
+Over past windows k = 1, ..., K, ``learn_metric`` minimises over the family (``family``)
 
-    W_h = D_h^g C(r) D_h^g,      D_h^g = diag(s_h^g |S|^(s/2)),      C(r) = (1 - r) I + r C,
+    1 / K sum_k L_k(g, r, s) / L_k(prior) + strength / K |(g, r, s) - prior|^2,      L_k: sum of CRPS in window k,
 
-with the deviations s_h of the base law, the correlation C of its errors and the number of bottoms |S| of each node:
+with the CRPS of the projected marginals in closed form. Windows count alike: one of large errors does not decide.
+Few windows leave the metric near the prior.
 
-| g, r, s | metric                                                      |
-|---------|-------------------------------------------------------------|
-| 0, 0, 0 | orthogonal, MinT's ols                                      |
-| 0, 0, 1 | structural, MinT's wls_struct                               |
-| 1, 0, 0 | variances of the base law (oblique for independent nodes)   |
-| 1, 1, 0 | covariance of the base law, MinT's mint_shrink              |
-
-Metric and law are separate: the base law N(mean_h, Sigma_h) becomes N(P_h mean_h, P_h Sigma_h P_h^T) under any of them.
-``learn_metric`` minimises, over past windows k = 1, ..., K,
-
-    L(g, r, s) / L(prior) + strength / K |(g, r, s) - prior|^2,      L = sum of CRPS / sum |y|,
-
-with the CRPS of the projected marginals in closed form: few windows leave the metric near the prior.
+A history alone has one-step errors ``e_t = y_t - f_t``. The y_t add up, so the error of a projected forecast is P e_t.
+``learn_from_errors`` scores the metric on them as on one window, with a strong pull to the prior.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from math import exp, log
@@ -33,75 +23,29 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from probhard.constraints import Hierarchy
-from probhard.errors import ParameterError, ShapeError
-from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw
+from probhard.errors import ShapeError
+from probhard.forecasting.reconciliation.family import (
+    LONG,
+    MetricWeights,
+    law_numbers,
+    middle,
+    projected_moments,
+    zeros,
+)
+from probhard.forecasting.reconciliation.joint_law import LARGE, PathLaw, floored
 from probhard.laws import Diagonal, LocationScale, LowRank
-from probhard.laws.base import Covariance
-from probhard.laws.covariance import Identity
 from probhard.score import crps
-from probhard.tangent import Tangent, tangent_of
+from probhard.tangent import tangent_of
 
 STRENGTH = 0.1  # of the pull to the prior, chosen on windows before those of the published tables
 NEAR_STRENGTH = 4.0  # the same where one forecast is reconciled and nothing is pooled
+ERROR_STRENGTH, ERROR_ROWS = 2.0, 60  # the same for one-step errors, and how many of them count, the latest
 STEPS = (0.25, 0.125)  # of the search
 CORNERS = ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (1.0, 1.0, 0.0), (0.5, 0.0, 0.0))  # where it starts
 LARGEST_SCALE, PRIOR_WINDOWS = log(4.0), 2  # of a factor of deviations: its range, and windows that ask for 1
-CHUNK = 10_000_000  # numbers of a factor over some steps, to bound the memory
 LEARNED_NUMBERS, LARGE_NUMBERS = 8_000_000, 500_000  # of learning (many series), which looks at fewer steps above
 
 Point = tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class MetricWeights:
-    """A member of the family.
-
-    Args:
-        exponent: g, of the deviations, in [0, 1].
-        correlation: r, the weight of the correlation of errors, in [0, 1].
-        structural: s, of the number of bottoms, in [0, 1].
-
-    Raises:
-        ParameterError: If a number is outside [0, 1].
-    """
-
-    exponent: float = 0.5
-    correlation: float = 0.5
-    structural: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not all(0 <= number <= 1 for number in astuple(self)):
-            raise ParameterError(
-                f"The metric has exponent {self.exponent}, correlation {self.correlation} and structural "
-                f"{self.structural}.",
-                "The family lies between the metrics of ols, wls_struct and MinT.",
-                "Pass numbers from 0 to 1.",
-            )
-
-    def weight(self, stddev: Tensor, correlation: LowRank | None, sizes: Tensor) -> Covariance:
-        """The weight W.
-
-        Args:
-            stddev: Deviations of the base law, (*batch, n), above 0.
-            correlation: Correlation C of errors, (n,); None for the identity.
-            sizes: Number of bottoms of each node, (n,).
-
-        Returns:
-            W, (*batch, n), or (n,) where it does not depend on the deviations.
-        """
-        scale = sizes.to(stddev) ** (self.structural / 2)
-        if self.exponent:
-            scale = scale * stddev**self.exponent
-        r = self.correlation
-        if correlation is not None and r:
-            mixed = LowRank(r**0.5 * correlation.factor, (1 - r) + r * correlation.diagonal_part)
-            return mixed.scaled(scale)
-        if self.exponent or self.structural:
-            return Diagonal(scale.square())
-        return Identity.like(stddev)
-
-
-NEAR = MetricWeights(1.0, 0.75)  # the best fixed metric on those windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,38 +74,6 @@ class PastForecast:
         object.__setattr__(self, "target", target)
 
 
-def project_law(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, samples: int, seed: int) -> Tensor:
-    """Draw coherent paths from a base law, (S, H, n), in float64.
-
-    Args:
-        law: The base law, (H, n).
-        weights: The metric.
-        hierarchy: The sums.
-        samples: Number of paths S.
-        seed: Seed of the noise.
-    """
-    draws = law.draws(samples, seed)
-    for steps, tangent in tangents(law, weights, hierarchy):
-        draws[:, steps] = tangent.project(draws[:, steps], _right(hierarchy))
-    return draws
-
-
-def projected_moments(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy) -> tuple[Tensor, Tensor]:
-    """Means ``P_h mean_h`` and deviations, roots of ``diag(P_h Sigma_h P_h^T)``, of the projected law, (H, n) each.
-
-    Args:
-        law: The base law, (H, n).
-        weights: The metric.
-        hierarchy: The sums.
-    """
-    mean, variance = torch.empty_like(law.mean), torch.empty_like(law.mean)
-    for steps, tangent in tangents(law, weights, hierarchy):
-        part = law.at(steps)
-        mean[steps] = tangent.project(part.mean, _right(hierarchy))
-        variance[steps] = tangent.variance(part.covariance)
-    return mean, variance.clamp(min=0).sqrt()
-
-
 def learn_metric(
     windows: Sequence[PastForecast],
     hierarchy: Hierarchy,
@@ -181,19 +93,53 @@ def learn_metric(
     """
     prior = MetricWeights() if prior is None else prior
     seen = [_thinned(window) for window in windows if bool((~window.target.isnan()).any())]
-    start = _loss(seen, prior, hierarchy)
+    starts = [_loss(window, prior, hierarchy) for window in seen]
+    known = [(window, start) for window, start in zip(seen, starts) if start > 0]
+    if not known:
+        return prior
+
+    def loss(weights: MetricWeights) -> float:
+        return sum(_loss(window, weights, hierarchy) / start for window, start in known) / len(known)
+
+    correlated = any(isinstance(window.law.correlation, LowRank) for window, _ in known)
+    return _best(loss, prior, strength / len(known), correlated)
+
+
+def learn_from_errors(
+    errors: Tensor,  # (T, n), NaN where missing
+    correlation: LowRank | None,  # (n,)
+    hierarchy: Hierarchy,
+    prior: MetricWeights | None = None,
+) -> MetricWeights:
+    """Choose the metric by the CRPS of one-step forecasts, where there are no past windows.
+
+    Args:
+        errors: One-step errors; rows with missing ones are left out.
+        correlation: Their shrunk correlation; None for independent series.
+        hierarchy: The sums.
+        prior: The metric that they are drawn to; by default ``middle`` of their number.
+
+    Returns:
+        The metric; the prior for short histories and very many series.
+    """
+    prior = middle(len(errors)) if prior is None else prior
+    errors = errors[errors.isfinite().all(-1)][-ERROR_ROWS:].double()
+    if len(errors) < ERROR_ROWS or hierarchy.nodes > LARGE:
+        return prior
+    size = errors.abs().amax(0)
+    stddev = floored(size, errors.square().mean(0).sqrt())
+    law = Diagonal.from_stddev(stddev) if correlation is None else correlation.scaled(stddev)
+
+    def total(weights: MetricWeights) -> float:
+        tangent = tangent_of(hierarchy.system, weights.weight(stddev, correlation, hierarchy.sizes)).check()
+        mean = tangent.project(errors, zeros(hierarchy))
+        spread = tangent.variance(law).clamp(min=0).sqrt().expand_as(mean)
+        return _score(mean, spread, torch.zeros_like(mean))
+
+    start = total(prior)
     if not start > 0:
         return prior
-    correlated = any(isinstance(window.law.correlation, LowRank) for window in seen)
-    center = astuple(prior)
-
-    @cache
-    def score(point: tuple[float, ...]) -> float:
-        distance = sum((a - b) ** 2 for a, b in zip(point, center))
-        return _loss(seen, MetricWeights(*point), hierarchy) / start + strength / len(seen) * distance
-
-    corners = [center, *(corner for corner in CORNERS if correlated or not corner[1])]
-    return MetricWeights(*_search(score, corners, (0, 1, 2) if correlated else (0, 2)))
+    return _best(lambda weights: total(weights) / start, prior, ERROR_STRENGTH, correlation is not None)
 
 
 def learn_reconciliation(
@@ -204,9 +150,9 @@ def learn_reconciliation(
     Args:
         windows: Past forecasts.
         hierarchy: The sums.
-        prior: The metric that few windows are drawn to; by default ``NEAR``.
+        prior: The metric that few windows are drawn to; by default ``middle`` of a long history.
     """
-    prior = NEAR if prior is None else prior
+    prior = middle(LONG) if prior is None else prior
     start = learn_scale(windows, prior, hierarchy)
     scaled = [replace(window, law=replace(window.law, stddev=start * window.law.stddev)) for window in windows]
     weights = learn_metric(scaled, hierarchy, prior, NEAR_STRENGTH)
@@ -237,6 +183,18 @@ def learn_scale(windows: Sequence[PastForecast], weights: MetricWeights, hierarc
     return float(exp(best * len(seen) / (len(seen) + PRIOR_WINDOWS)))
 
 
+def _best(loss: Callable[[MetricWeights], float], prior: MetricWeights, pull: float, correlated: bool) -> MetricWeights:
+    """Minimise a loss, 1 at the prior, plus the pull to the prior."""
+    center = astuple(prior)
+
+    @cache
+    def score(point: tuple[float, ...]) -> float:
+        return loss(MetricWeights(*point)) + pull * sum((a - b) ** 2 for a, b in zip(point, center))
+
+    corners = [center, *(corner for corner in CORNERS if correlated or not corner[1])]
+    return MetricWeights(*_search(score, corners, (0, 1, 2) if correlated else (0, 2)))
+
+
 def _search(score: Callable[[tuple[float, ...]], float], starts: Sequence[Point], free: Sequence[int]) -> Point:
     """Minimise over the cube [0, 1]^3 from the best start, one coordinate at a time with shrinking steps."""
     best = min(starts, key=score)
@@ -257,9 +215,9 @@ def _moved(point: Point, axis: int, step: float) -> Point:
     return moved[0], moved[1], moved[2]
 
 
-def _loss(windows: Sequence[PastForecast], weights: MetricWeights, hierarchy: Hierarchy) -> float:
-    """The summed CRPS of the projected marginals over windows, where something was observed."""
-    return sum(_score(*projected_moments(window.law, weights, hierarchy), window.target) for window in windows)
+def _loss(window: PastForecast, weights: MetricWeights, hierarchy: Hierarchy) -> float:
+    """The summed CRPS of the projected marginals of a window, where something was observed."""
+    return _score(*projected_moments(window.law, weights, hierarchy), window.target)
 
 
 def _score(mean: Tensor, stddev: Tensor, target: Tensor) -> float:
@@ -272,28 +230,8 @@ def _score(mean: Tensor, stddev: Tensor, target: Tensor) -> float:
 def _thinned(window: PastForecast) -> PastForecast:
     """The window at evenly spaced steps, where all of them would be too much work."""
     steps, nodes = window.target.shape
-    kept = max(1, (LARGE_NUMBERS if nodes > LARGE else LEARNED_NUMBERS) // _numbers(window.law))
+    kept = max(1, (LARGE_NUMBERS if nodes > LARGE else LEARNED_NUMBERS) // law_numbers(window.law))
     if kept >= steps:
         return window
     chosen = torch.linspace(0, steps - 1, kept).round().long() if kept > 1 else torch.tensor([steps // 2])
     return PastForecast(window.law.at(chosen), window.target[chosen])
-
-
-def _numbers(law: PathLaw) -> int:
-    """Numbers that the projection of one step's factor takes."""
-    return law.mean.shape[-1] * (1 if law.correlation is None else 1 + law.correlation.factor_size)
-
-
-def tangents(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy) -> Iterator[tuple[slice, Tangent]]:
-    """The tangents P_h of groups of steps."""
-    count = len(law.mean)
-    correlation = law.correlation if isinstance(law.correlation, LowRank) else None  # of errors
-    size = max(1, CHUNK // _numbers(law))
-    for first in range(0, count, size):
-        steps = slice(first, min(count, first + size))
-        weight = weights.weight(law.stddev[steps], correlation, hierarchy.sizes)
-        yield steps, tangent_of(hierarchy.system, weight).check()
-
-
-def _right(hierarchy: Hierarchy) -> Tensor:
-    return torch.zeros(hierarchy.aggregates, dtype=torch.float64)

@@ -13,9 +13,9 @@ from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice
 from probhard.forecasting.reconciliation.columns import LONE, Columns, is_quantile, probabilities
 from probhard.forecasting.reconciliation.dependence import COVARIANCES
+from probhard.forecasting.reconciliation.family import MetricWeights
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.ids import split, tree
-from probhard.forecasting.reconciliation.learned import MetricWeights
 from probhard.forecasting.reconciliation.reconcile import METRICS, Reconciliation
 from probhard.forecasting.reconciliation.result import Reconciled
 

@@ -9,7 +9,7 @@ A feasible u adds up and obeys the bounds and fixed values. The weight ``W = Q^-
 
 | metric     | weight W                                                                                   |
 |------------|--------------------------------------------------------------------------------------------|
-| middle     | between the others, the default where spreads are known: (1, .75) with errors, else (.5, 0) |
+| middle     | between the others, learned from past errors if any: the default where spreads are known     |
 | oblique    | the covariance of the errors, scaled to the spreads; without errors the spreads squared     |
 | orthogonal | I, as MinT's ols                                                                           |
 | structural | diag(|S| 1), as MinT's wls_struct, the default for means alone                              |
@@ -31,9 +31,10 @@ import torch
 from probhard.constraints import Box, Constraint, Hierarchy, LinearEquality
 from probhard.errors import InfeasibleError, ParameterError, ShapeError, check_choice
 from probhard.forecasting.reconciliation.dependence import COVARIANCES
+from probhard.forecasting.reconciliation.family import MetricWeights, middle
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.joint_law import floored
-from probhard.forecasting.reconciliation.learned import NEAR, MetricWeights
+from probhard.forecasting.reconciliation.learned import learn_from_errors
 from probhard.forecasting.reconciliation.result import Reconciled, mean_of_feasible
 from probhard.laws import Diagonal, LocationScale, LowRank
 from probhard.metric import DiagonalMetric, LowRankMetric
@@ -42,7 +43,6 @@ from probhard.projection.layer import DPPL
 __all__ = ["CHUNK", "METRICS", "Reconciled", "Reconciliation", "everywhere"]
 
 METRICS = ("middle", "oblique", "orthogonal", "structural")
-MIDDLE = {True: NEAR, False: MetricWeights(0.5, 0.0)}  # with and without past errors, chosen on past windows
 CHUNK = 2_000_000  # numbers per projection, to bound the memory
 
 
@@ -103,7 +103,8 @@ class Reconciliation:
         base = self.dependent(base)
         before = None if base.certain else base.drawn(samples, torch.Generator().manual_seed(seed))
         result = Reconciled.empty(shape, before, self.exact(base))
-        weight, pending = self.weight(base), self._groups(base)
+        numbers = self.weights(base)
+        weight, pending = self.weight(base, numbers), self._groups(base, numbers)
         while pending:
             steps = pending.pop()
             try:
@@ -170,12 +171,19 @@ class Reconciliation:
         return self.metric or ("structural" if base.spread is None and base.errors is None else "middle")
 
     def weights(self, base: Forecasts) -> MetricWeights:
-        """Return the numbers of the metric for these forecasts."""
+        """Return the numbers of the metric for these forecasts; those of "middle" are learned from past errors."""
         if isinstance(self.metric, MetricWeights):
             return self.metric
-        known = base.error_correlation is not None
+        known, name = base.error_correlation is not None, self.chosen(base)
+        if name == "middle":
+            return self._middle(base)
         named = {"oblique": MetricWeights(1.0, float(known)), "orthogonal": MetricWeights(0.0, 0.0)}
-        return {**named, "middle": MIDDLE[known], "structural": MetricWeights(0.0, 0.0, 1.0)}[self.chosen(base)]
+        return {**named, "structural": MetricWeights(0.0, 0.0, 1.0)}[name]
+
+    def _middle(self, base: Forecasts) -> MetricWeights:
+        if base.errors is None or base.error_correlation is None:
+            return middle(0)
+        return learn_from_errors(torch.from_numpy(base.errors), base.error_correlation, self.hierarchy)
 
     def dependent(self, base: Forecasts) -> Forecasts:
         """Set the joint law of forecasts that have none.
@@ -191,26 +199,32 @@ class Reconciliation:
     def _bounded(self) -> bool:
         return self.nonnegative or self.upper is not None
 
-    def _groups(self, base: Forecasts) -> list[np.ndarray]:
+    def _groups(self, base: Forecasts, weights: MetricWeights) -> list[np.ndarray]:
         """Group the steps by their fixed nodes, few enough at a time where a metric or law has a factor."""
         shape, columns = base.shape, 1
         group = np.zeros(shape[0], dtype=np.int64)
         if self.fixed is not None:
             free = np.isnan(everywhere(self.fixed, np.nan, shape))
             group = np.unique(free, axis=0, return_inverse=True)[1].ravel()
-        if self.weights(base).correlation and base.error_correlation is not None:
+        if weights.correlation and base.error_correlation is not None:
             columns = base.error_correlation.factor_size
         size = max(1, 5 * CHUNK // (shape[1] * columns)) if columns > 1 else max(1, shape[0])
         groups = [np.flatnonzero(group == i) for i in range(group.max(initial=-1) + 1)]
         return [part for steps in groups for part in np.array_split(steps, -(-len(steps) // size))]
 
-    def weight(self, base: Forecasts) -> Callable[[np.ndarray], DiagonalMetric | LowRankMetric]:
+    def weight(
+        self, base: Forecasts, weights: MetricWeights | None = None
+    ) -> Callable[[np.ndarray], DiagonalMetric | LowRankMetric]:
         """Return a function from numbers of steps, (k,), to their metric.
+
+        Args:
+            base: The forecasts.
+            weights: The numbers of the metric, if known already.
 
         Raises:
             ParameterError: If the metric needs spreads and the forecasts have none.
         """
-        weights, spread, sizes = self.weights(base), base.spread, self.hierarchy.sizes
+        weights, spread, sizes = weights or self.weights(base), base.spread, self.hierarchy.sizes
         if spread is None and base.errors is not None:  # as MinT does
             with np.errstate(invalid="ignore"):
                 errors = np.where(np.isnan(base.errors), 0.0, base.errors)
