@@ -12,6 +12,7 @@ from probhard.forecasting import (
     MetricWeights,
     PastForecast,
     PathLaw,
+    learn_from_errors,
     learn_metric,
     learn_reconciliation,
     learn_scale,
@@ -19,6 +20,9 @@ from probhard.forecasting import (
     projected_moments,
 )
 from probhard.forecasting.reconciliation import family, learned
+from probhard.forecasting.reconciliation.given import Forecasts
+from probhard.forecasting.reconciliation.joint_law import error_correlation
+from probhard.forecasting.reconciliation.reconcile import Reconciliation
 
 methods = pytest.importorskip("hierarchicalforecast.methods")
 DOUBLE = torch.float64
@@ -146,6 +150,56 @@ def test_the_chosen_metric_is_best_among_many():
     chosen = loss(learn_metric(windows, SUMS, strength=0.0))
     grid = [MetricWeights(g, r, s) for g in (0, 0.5, 1) for r in (0, 0.5, 1) for s in (0, 0.5, 1)]
     assert chosen <= 1.02 * min(loss(weights) for weights in grid)
+
+
+def test_one_window_of_large_errors_does_not_decide():
+    quiet, other = [window(seed, "bottoms") for seed in range(6)], window(99, "totals")
+    loud = PastForecast(PathLaw(1e3 * other.law.mean, 1e3 * other.law.stddev), 1e3 * other.target)
+    assert learn_metric([loud], SUMS, strength=0.0) != learn_metric(quiet, SUMS, strength=0.0)
+    assert learn_metric([*quiet, loud], SUMS, strength=0.0).exponent >= 0.75
+
+
+def test_the_fixed_metric_moves_with_the_length_of_the_history():
+    assert family.middle(0) == MetricWeights(0.5, 0.0)
+    assert family.middle(50) == MetricWeights(0.75, 0.375)
+    assert family.middle(100) == family.middle(10_000) == MetricWeights(1.0, 0.75)
+
+
+def errors_of(factor: float, rows: int = 80) -> torch.Tensor:
+    """One-step errors, (T, n); those of the total times a factor."""
+    errors = np.random.default_rng(4).standard_normal((rows, NODES))
+    errors[:, 0] *= factor
+    return torch.from_numpy(errors)
+
+
+def test_errors_choose_the_metric_by_the_crps_of_projected_errors():
+    errors, prior = errors_of(40.0), family.middle(80)
+    chosen, rows = learn_from_errors(errors, None, SUMS), errors[-60:]
+    law = PathLaw(rows, rows.square().mean(0).sqrt().expand_as(rows))
+    target = PastForecast(law, torch.zeros_like(rows))  # the general path, one law for each row
+
+    def pulled(weights):
+        far = sum((a - b) ** 2 for a, b in zip(vars(weights).values(), vars(prior).values()))
+        return learned._loss(target, weights, SUMS) / learned._loss(target, prior, SUMS) + 2 * far
+
+    near = [MetricWeights(g, prior.correlation, s) for g in (0.5, 0.75, 1.0) for s in (0.0, 0.25, 0.5)]
+    assert pulled(chosen) <= min(map(pulled, near)) + 1e-3
+    assert learn_from_errors(errors[:59], None, SUMS) == family.middle(59)
+    gaps = errors.clone()
+    gaps[::2, 3] = torch.nan
+    assert learn_from_errors(gaps, None, SUMS) == prior  # too few complete rows
+    assert learn_from_errors(torch.zeros(80, NODES, dtype=DOUBLE), None, SUMS) == prior
+
+
+@pytest.mark.parametrize("factor", [0.05, 40.0])
+def test_reconciliation_takes_its_metric_from_past_errors(factor):
+    errors = errors_of(factor)
+    base = Forecasts(np.full((STEPS, NODES), 10.0), np.ones((STEPS, NODES)), errors=errors.numpy())
+    rules = Reconciliation(SUMS)
+    assert rules.chosen(base) == "middle"
+    assert rules.weights(base) == learn_from_errors(errors, error_correlation(errors), SUMS)
+    mean = rules(base, samples=3).mean
+    np.testing.assert_allclose(mean[:, 0], mean[:, -6:].sum(-1))
 
 
 def test_constant_series_and_immutable_nodes():

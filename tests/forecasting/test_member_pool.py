@@ -16,10 +16,10 @@ from probhard.errors import ParameterError
 from probhard.forecasting import HierarchicalForecaster, cross_validation, from_frame, seasonal_bootstrap
 from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.bootstrap import BootstrapMember, summary_of
-from probhard.forecasting.members.coherent import fit_scales, groups, robust_factor
+from probhard.forecasting.members.coherent import _separate, fit_scales, groups, robust_factor
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.pooled import PooledForecast
-from probhard.forecasting.members.tuning import shrunk_weights
+from probhard.forecasting.members.tuning import earned_weights, pool_scores, shrunk_weights
 from probhard.forecasting.reconciliation.joint_law import PathLaw
 
 
@@ -49,6 +49,29 @@ def test_scales_are_found_and_shrunk() -> None:
     assert bottom == pytest.approx(3, rel=0.06)
     few = fit_scales([law] * 3, windows[:3], labels)
     assert 1 < few[2] < 2.4  # halfway
+
+
+@pytest.mark.parametrize(("ends", "count"), [((40, 42, 44), 2), ((40, 48, 56), 3)])
+def test_overlapping_windows_count_as_fewer(ends: tuple[int, ...], count: int) -> None:
+    data = from_frame(frame(60), KEYS)
+    bases: list[Any] = [SimpleNamespace(data=data.window(0, end), mean=np.zeros((4, 7))) for end in ends]
+    assert _separate(bases) == count
+
+
+def windows_of(gain: float, noise: float, count: int = 8) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Coefficients of the pool's CRPS of two members; the second is better by ``gain``, up to noise."""
+    random, apart = np.random.default_rng(0), np.full((2, 2), 0.2)
+    return [(np.array([1.0, 1.0 - gain + noise * random.standard_normal()]), apart) for _ in range(count)]
+
+
+def test_members_on_trial_need_a_gain_beyond_chance() -> None:
+    on_trial = np.array([False, True])
+    sure, unsure = windows_of(0.3, 0.05), windows_of(0.02, 0.5)
+    np.testing.assert_array_equal(earned_weights(sure, on_trial), shrunk_weights(sure))
+    np.testing.assert_array_equal(earned_weights(unsure, on_trial), [1, 0])
+    np.testing.assert_array_equal(earned_weights(sure[:2], on_trial), [1, 0])  # two windows tell nothing
+    np.testing.assert_array_equal(earned_weights(unsure, np.array([True, True])), shrunk_weights(unsure))
+    np.testing.assert_allclose(pool_scores(sure, np.array([1.0, 0.0])), 0.9)
 
 
 def test_bursts_do_not_inflate_the_spread() -> None:

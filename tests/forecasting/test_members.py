@@ -14,9 +14,10 @@ from probhard.errors import ParameterError
 from probhard.forecasting import HierarchicalData, from_frame
 from probhard.forecasting.members.base import filled, past_origins
 from probhard.forecasting.members.bootstrap import BootstrapMember
-from probhard.forecasting.members.catalogue import default_models, named_member
+from probhard.forecasting.members.catalogue import default_members, default_models, named_member
 from probhard.forecasting.members.external import member_of
 from probhard.forecasting.members.kept import kept_forecast
+from probhard.forecasting.members.network import NetworkForecast, NetworkMember
 from probhard.forecasting.members.plain import from_plain, to_plain
 from probhard.forecasting.members.series import seasonal_naive
 from probhard.forecasting.members.smoothing import DAMPING, GRID, SmoothingMember, run
@@ -164,6 +165,40 @@ def test_fits_are_kept(tmp_path: Path, data: HierarchicalData, monkeypatch: pyte
         assert "mean1" in kept
 
 
+def test_networks_are_kept_with_their_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = from_frame(frame(340), KEYS)
+    member = NetworkMember(NetworkForecast(epochs=1, options={"num_batches_per_epoch": 1, "hidden_size": 4}))
+    first = kept_forecast(member, data, 4, (310, 330), tmp_path)
+    monkeypatch.setattr(NetworkForecast, "fit", None)  # a second run trains nothing
+    again = kept_forecast(member, data, 4, (310, 330), tmp_path)
+    assert first.draws is not None
+    assert again.draws is not None
+    for one, other in zip(first.draws, again.draws):
+        np.testing.assert_array_equal(one, other)
+    later = from_frame(frame(344), KEYS)
+    drawn = [member.resume(later, 4, made.state).draws for made in (first, again)]
+    np.testing.assert_array_equal(*drawn)
+    law = NetworkMember(NetworkForecast(options={"family": object()}))
+    assert not law.kept
+
+
+def test_a_network_with_a_long_history_is_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    fit = NetworkForecast.fit
+
+    def counted(self: NetworkForecast, data: HierarchicalData, progress: str = "") -> NetworkForecast:
+        rows.append(len(data.index))
+        return fit(self, data, progress)
+
+    monkeypatch.setattr(NetworkForecast, "fit", counted)
+    member = NetworkMember(NetworkForecast(epochs=1, options={"num_batches_per_epoch": 1, "hidden_size": 4}))
+    member.forecast(from_frame(frame(340), KEYS), 4, (310, 330))
+    assert rows == [310]
+    rows.clear()
+    member.forecast(from_frame(frame(80), KEYS), 4, (60, 70))
+    assert rows == [60, 80]
+
+
 def test_plain_values_name_classes_of_statsforecast_only() -> None:
     assert to_plain(object()) is None
     assert from_plain(json.loads(json.dumps(to_plain({"a": (1, np.array([2.0]))}))))["a"][0] == 1
@@ -176,6 +211,11 @@ def test_plain_values_name_classes_of_statsforecast_only() -> None:
 def test_defaults_by_size_and_seasons(data: HierarchicalData) -> None:
     assert default_models(data) == ["ets", "theta", "naive"]
     assert default_models(data, fast=True) == ["ets"]
+    long = from_frame(frame(400), KEYS)
+    assert default_models(long) == ["ets", "theta", "naive", "deepvar"]
+    assert default_models(long, horizon=60) == ["ets", "theta", "naive"]  # few rows before the past windows
+    on_trial = [getattr(member, "trial", False) for member in default_members(long, 4)]
+    assert on_trial == [False, False, False, True]
     with pytest.raises(ParameterError, match="prophet"):
         named_member("prophet", data)
     with pytest.raises(ParameterError, match="models has a int"):
