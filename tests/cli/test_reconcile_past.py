@@ -14,7 +14,8 @@ import torch
 import probhard as ph
 from probhard.cli import _frames as frames
 from probhard.cli import main
-from probhard.forecasting import MetricWeights, PathLaw, projected_moments
+from probhard.forecasting import PathLaw, projected_moments
+from probhard.forecasting.reconciliation.family import middle
 from probhard.forecasting.reconciliation.ids import split, tree
 
 pd = pytest.importorskip("pandas")
@@ -88,12 +89,12 @@ def width(frame: Any) -> float:
 def test_a_history_gives_the_joint_law_and_shapes_the_metric(run):
     frame, certificate = run(long(DAYS[ROWS:], forecasts()), history=history())
     law = PathLaw.of_errors(MEAN, SPREAD.copy(), torch.from_numpy(observed() - FITTED))
-    mean, stddev = projected_moments(law, MetricWeights(1.0, 0.75), ph.Hierarchy(S))
+    mean, stddev = projected_moments(law, middle(ROWS), ph.Hierarchy(S))
     np.testing.assert_allclose(table(frame, "M"), mean, rtol=1e-9)
     np.testing.assert_allclose(table(frame, "M-hi-80"), mean + scipy.stats.norm.ppf(0.9) * stddev, rtol=1e-9)
     record = certificate["models"]["M"]
     assert (record["metric"], record["covariance"], record["quantiles_in_closed_form"]) == ("middle", "errors", True)
-    assert record["metric_numbers"] == {"exponent": 1.0, "correlation": 0.75, "structural": 0.0}
+    assert record["metric_numbers"] == vars(middle(ROWS))
     assert certificate["history"] == "history.csv"
 
 
