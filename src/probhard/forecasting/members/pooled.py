@@ -98,6 +98,8 @@ class PooledForecast:
         started = time.perf_counter()
         trial = {member.name for member in fitted if getattr(member, "trial", False)}
         tuned = tune_pool(made, data, horizon, origins, recipe, trial)
+        unused = [name for name in trial if not tuned.weights[name]]
+        notes += [f"{name} was tried and is not used: past windows show no sure gain by it." for name in unused]
         if progress:
             _say(f"{progress}: tuned on {tuned.windows} past windows, {time.perf_counter() - started:.1f} s")
         last = [replace(one, bases=one.bases[-1:], draws=one.draws and one.draws[-1:]) for one in made]
