@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from forecasting.helpers import KEYS, assert_three_parts, frame
@@ -72,6 +73,22 @@ def test_parameters_are_plain_values_that_forecast_alike(name: str, data: Hierar
     again = member.resume(data, 4, json.loads(json.dumps(made.state)))
     np.testing.assert_allclose(again.bases[-1].mean, made.bases[-1].mean, rtol=1e-9)
     np.testing.assert_allclose(again.bases[-1].stddev, made.bases[-1].stddev, rtol=1e-3)
+
+
+def test_a_form_that_needs_more_rows_than_a_past_origin_has_is_chosen_anew() -> None:
+    random = np.random.default_rng(0)
+    table = frame(17)
+    table["y"] = 100 + 3 * (pd.to_datetime(table["ds"]).rank(method="dense") + random.normal(size=len(table)) / 10)
+    data = replace(from_frame(table, KEYS), season=1)
+    ours = named_member("ets", data).forecast(data, 3, (8, 11, 14))
+    theirs = base_forecast(data, 3)
+    assert ours.notes == []
+    np.testing.assert_allclose(ours.bases[-1].mean, theirs.mean, rtol=1e-8)
+    early = named_member("ets", data).forecast(data, 3, (4, 11, 14))  # too few rows for any form
+    assert early.notes == []
+    np.testing.assert_allclose(early.bases[-1].mean, theirs.mean, rtol=1e-8)
+    naive = seasonal_naive(data.values[:4, 0], 3, 1)
+    np.testing.assert_array_equal(early.bases[0].mean[:, 0], naive[0])
 
 
 def test_series_without_a_fit_are_forecast_by_seasonal_naive(data: HierarchicalData) -> None:

@@ -21,7 +21,7 @@ from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import Member, MemberForecast
 from probhard.forecasting.models.classical import BaseForecast
 
-VERSION = 1  # of the files and of what members do
+VERSION = 2  # of the files and of what members do
 LARGE = 20_000_000  # numbers above which files are not compressed: that takes longer than a fit
 
 

@@ -1,9 +1,9 @@
 """Members that fit one model to every series, with the models of statsforecast.
 
 The form of a model (such as ETS(A,Ad,M)) is chosen on all rows. Its parameters are fitted twice: on all rows, for the
-forecast, and on the rows before the first past origin, from where they are carried forward to the later ones. A series
-that a model cannot be fitted to is forecast by seasonal naive in its place. Effects of regressors are subtracted first
-and added to the forecasts (``data.effects``).
+forecast, and on the rows before the first past origin, from where they are carried forward to the later ones. Rows that
+are too few for the form choose their own. A series that a model cannot be fitted to is forecast by seasonal naive in its
+place. Effects of regressors are subtracted first and added to the forecasts (``data.effects``).
 """
 
 from __future__ import annotations
@@ -73,21 +73,32 @@ class SeriesModel:
 
     def _past(self, values: np.ndarray, horizon: int, origins: Sequence[int], final: Any) -> list[Fitted]:
         """Fit before the first origin, and carry the parameters forward."""
-        known = values[: origins[0]]
-        if np.isnan(known).all():  # starts later: nothing was known of it
-            return [seasonal_naive(values[:end], horizon, self.season) for end in origins]
-        start = max(0, origins[0] - LONGEST)
-        model = self._form(values, final).fit(filled(known[start:], self.season)[0])
+        known, start = values[: origins[0]], max(0, origins[0] - LONGEST)
+        rows = filled(known[start:], self.season)[0]
+        model = None if np.isnan(known).all() else self._before(values, rows, final)
+        if model is None:  # starts later, or too few rows
+            return self.stand_in(values, horizon, origins)[:-1]
         if self.forwards and hasattr(model, "forward"):
             return [carried(model, values[start:end], horizon, self.season, start) for end in origins]
         results = [_read(model, known, horizon)]
         for end in origins[1:]:
             rows = filled(values[max(0, end - LONGEST) : end], self.season)[0]
-            results.append(_read(self._form(values, final).fit(rows), values[:end], horizon))
+            results.append(_read(self._before(values, rows, final) or model, values[:end], horizon))
         return results
 
-    def _form(self, values: np.ndarray, final: Any) -> Any:
-        return self._model(values) if self.refit is None else self.refit(self.season, final)
+    def _before(self, values: np.ndarray, rows: np.ndarray, final: Any) -> Any:
+        """Fit the first rows of a series: in the form of all rows, or in their own where they are too few for it.
+
+        Returns:
+            The model, or None where they are too few for any.
+        """
+        forms = [self._model(values)] if self.refit is None else [self.refit(self.season, final), self._model(values)]
+        for model in forms:
+            try:
+                return model.fit(rows)
+            except Exception:  # whatever a model raises
+                continue
+        return None
 
 
 def carried(model: Any, rows: np.ndarray, horizon: int, season: int, before: int = 0) -> Fitted:
