@@ -49,10 +49,12 @@ def test_members_and_key_columns(run: Any, capsys: pytest.CaptureFixture[str]) -
 def test_a_second_run_with_other_bounds_reads_the_fits(
     run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from probhard.forecasting.members import kept_tuning
     from probhard.forecasting.members.series import SeriesMember
 
     assert run(frame(60), *OPTIONS)[0] == 0
     monkeypatch.setattr(SeriesMember, "forecast", lambda *given, **options: pytest.fail("fitted again"))
+    monkeypatch.setattr(kept_tuning, "tune_pool", lambda *given: pytest.fail("tuned again"))
     status, folder = run(frame(60), *OPTIONS, "--nonnegative", "--upper", "900")
     assert status == 0
     forecasts = pd.read_csv(folder / "forecasts.csv")

@@ -195,6 +195,7 @@ class HierarchicalForecaster:
                 horizon,
                 windows=self.windows,
                 folder=None if self.cache is None else Path(self.cache),
+                keep_tuning=True,
                 jobs=self.jobs,
                 progress=progress,
             )
