@@ -194,11 +194,14 @@ def test_plans_and_caps(run: Any, no_classical: None) -> None:
     assert json.loads((folder / "certificate.json").read_text())["feasible"] is True
 
 
-def test_a_plan_above_the_caps_is_not_feasible(run: Any, no_classical: None) -> None:
+def test_a_plan_above_the_caps_is_not_feasible(
+    run: Any, no_classical: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     pd.DataFrame({"unique_id": ["Total", "Total/A"], "plan": [10.0, 20.0]}).to_csv("plan.csv", index=False)
     status, folder = run(table(), *KEYS, "--fixed", "plan.csv", "--nonnegative", "--no-backtest")
     assert status == 3
     assert not json.loads((folder / "certificate.json").read_text())["feasible"]
+    assert "Bounds, caps and plans contradict each other" in capsys.readouterr().out
     assert "<strong>Not feasible.</strong>" in (folder / "report.html").read_text()
 
 
@@ -232,7 +235,9 @@ def test_infeasible_draws_are_told(run: Any, no_classical: None, capsys: pytest.
     certificate = json.loads((folder / "certificate.json").read_text())
     assert not certificate["feasible"]
     assert certificate["infeasible"] == certificate["checked"] == 41 * 6
-    assert "NOT feasible" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "NOT feasible" in printed
+    assert "contradict" not in printed
     assert 'class="bad"' in (folder / "report.html").read_text()
 
 

@@ -49,10 +49,12 @@ def test_members_and_key_columns(run: Any, capsys: pytest.CaptureFixture[str]) -
 def test_a_second_run_with_other_bounds_reads_the_fits(
     run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from probhard.forecasting.members import kept_tuning
     from probhard.forecasting.members.series import SeriesMember
 
     assert run(frame(60), *OPTIONS)[0] == 0
     monkeypatch.setattr(SeriesMember, "forecast", lambda *given, **options: pytest.fail("fitted again"))
+    monkeypatch.setattr(kept_tuning, "tune_pool", lambda *given: pytest.fail("tuned again"))
     status, folder = run(frame(60), *OPTIONS, "--nonnegative", "--upper", "900")
     assert status == 0
     forecasts = pd.read_csv(folder / "forecasts.csv")
@@ -112,3 +114,46 @@ def test_saved_models_keep_mended_values_and_regressors(run: Any, capsys: pytest
     forecasts = pd.read_csv(again / "forecasts.csv")
     np.testing.assert_allclose(pd.read_csv(other / "forecasts.csv")["probhard"], forecasts["probhard"])
     assert (forecasts.loc[forecasts["unique_id"] == "Total/B/z", "probhard"] == 0).all()
+
+
+def test_files_of_others_are_not_replaced(run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "shop-forecast" / "report.html"
+    page.parent.mkdir()
+    page.write_text("mine")
+    assert run(frame(40), *OPTIONS)[0] == 2
+    assert "report.html was not written by probhard" in capsys.readouterr().err
+    assert page.read_text() == "mine"
+    page.unlink()
+    assert run(frame(40), *OPTIONS)[0] == 0
+    (page.parent / "certificate.json").unlink()  # as after a run that was killed
+    assert run(frame(40), *OPTIONS)[0] == 0
+
+
+def test_columns_are_recognised(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    table = frame(40).rename(columns={"ds": "Monat", "y": "Umsatz"})
+    table["price"] = 1.0 + np.arange(len(table)) % 3
+    last = table.groupby(["state", "region"]).tail(3)
+    last[["state", "region", "Monat", "price"]].to_csv("next.csv", index=False)
+    status, folder = run(table.drop(last.index), *OPTIONS, "--future", "next.csv")
+    assert status in (0, 4)
+    assert json.loads((folder / "certificate.json").read_text())["regressors_used"] == ["price"]
+    assert run(table, *OPTIONS)[0] == 2
+    assert "--target-column" in capsys.readouterr().err
+    assert (
+        run(table.assign(price="", Umsatz=table["Umsatz"].astype(str).mask(table.index == 4, "1.2.3")), *OPTIONS)[0]
+        == 2
+    )
+    assert "text '1.2.3' in row 5" in capsys.readouterr().err
+    assert run(table.assign(Umsatz=None), *OPTIONS, "--target-column", "Umsatz")[0] == 2
+    assert "'Umsatz' is empty" in capsys.readouterr().err
+
+
+def test_series_that_are_zero_at_the_end_are_told(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    table = frame(40)
+    table.loc[table.groupby(["state", "region"]).cumcount().ge(25) & (table["region"] == "z"), "y"] = 0.0
+    status, folder = run(table, *OPTIONS)
+    assert status in (0, 4)
+    said = "1 series is 0 at the end and forecast as usual: Total/B/z"
+    assert said in capsys.readouterr().err
+    assert said in (folder / "report.html").read_text()
+    assert list(json.loads((folder / "certificate.json").read_text())["history"]["zero_since"]) == ["Total/B/z"]

@@ -61,7 +61,7 @@ def test_interruption_of_the_refit(
         (["--keys", "state,city"], table(), "no column 'city'. --keys"),
         ([], table(), "No --keys were given"),
         ([*KEYS, "--time-column", "when"], table(), "no column 'when'"),
-        (KEYS, table().rename(columns={"date": "x1"}), "The column of the time was not found"),
+        (KEYS, table().drop(columns="date"), "The column of the time was not found"),
         (KEYS, table().assign(more=1.0), "The column of the target was not found"),
         ([*KEYS, "--target-column", "none"], table(), "The column of the target was not found"),
         (["--keys", "state,region", "--horizon", "24"], table(), "48 rows and the horizon 24"),

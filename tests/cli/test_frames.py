@@ -95,3 +95,18 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
     (tmp_path / "names.csv").write_text("state,ds,ETS\n")
     with pytest.raises(ph.ParameterError, match=r"names\.csv has no rows"):
         frames.read(tmp_path / "names.csv", [])
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"shop": ["1.2", "x"], "Datum": ["01.02.2024", "01.03.2024"]}, ["Datum"]),
+        ({"when": ["2024-01-01T10:00+01:00", "2024-01-01 11:00"]}, ["when"]),
+        ({"Quartal": ["2024Q1", "2024-Q2"]}, ["Quartal"]),
+        ({"from": ["2024-01-01"] * 2, "to": ["2024-01-31"] * 2}, ["from", "to"]),
+        ({"Date": ["soon", "later"], "due": ["2024-01-01"] * 2}, ["Date"]),
+        ({"price": [1.0, 2.0], "code": ["2024-01-01x", "7"]}, []),
+    ],
+)
+def test_columns_of_stamps(columns: dict[str, list[Any]], found: list[str]) -> None:
+    assert frames.time_columns(pd.DataFrame(columns), ["shop"]) == found

@@ -157,6 +157,31 @@ def test_other_names_of_stamps(run):
     np.testing.assert_array_equal(plain["M"], dated["M"])
 
 
+def test_the_only_column_of_dates(run):
+    plain, _ = run(long(DAYS[ROWS:], forecasts()), history=history())
+    dated, _ = run(long(DAYS[ROWS:], forecasts(), "when"), history=history("seen"))
+    np.testing.assert_array_equal(plain["M"], dated["M"])
+
+
+@pytest.mark.parametrize("option", ["history", "past"])
+def test_files_that_say_nothing_of_a_model_are_refused(run, capsys, option):
+    content = {"history": history, "past": past}[option]().rename(columns={"M": "N"})
+    run(long(DAYS[ROWS:], forecasts()), status=2, **{option: content})
+    assert f"--{option} has no column 'M'" in capsys.readouterr().err
+
+
+def test_a_file_of_others_is_not_replaced(run, capsys, tmp_path):
+    output, frame = tmp_path / "out.csv", long(DAYS[ROWS:], forecasts())
+    output.write_text("mine\n1\n")
+    run(frame, status=2)
+    assert "out.csv was not written by probhard" in capsys.readouterr().err
+    assert output.read_text() == "mine\n1\n"
+    output.unlink()
+    run(frame)
+    (tmp_path / "out.json").unlink()  # as after a run that was killed
+    run(frame)
+
+
 def test_two_columns_of_stamps_are_ambiguous(run, capsys):
     frame = long(DAYS[ROWS:], forecasts(), "date").assign(month="2024-02")
     run(frame, status=2)

@@ -170,8 +170,8 @@ def test_the_command_goes_on_with_the_stamps_of_the_file(tmp_path: Path, name):
     config = tmp_path / "c.yaml"
     config.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in TINY.items()))
     folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "draws.parquet").write_bytes(b"of an earlier run")
+    (folder / "fits").mkdir(parents=True)  # of an earlier run, as the draws
+    (folder / "draws.parquet").write_bytes(b"draws")
     asked = ["--keys", "state,region", "--horizon", "3", "--output", str(folder), "--config", str(config)]
     assert main(["forecast", str(tmp_path / "h.csv"), "--no-backtest", *asked]) in (0, 4)  # hardly trained
     forecasts = pd.read_csv(folder / "forecasts.csv", parse_dates=["ds"])

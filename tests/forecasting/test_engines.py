@@ -109,3 +109,10 @@ def test_an_engine_that_fails_is_left_out_with_a_note() -> None:
     forecaster.fit(frame(60))
     assert list(forecaster.weights_) == ["naive"]
     assert any("Broken was left out" in note and "no memory on the device" in note for note in forecaster.pool.notes)
+
+
+def test_networks_of_gluonts_leave_no_checkpoints(tmp_path: Path) -> None:
+    estimator = feed_forward()
+    member_of(estimator, from_frame(frame(60), KEYS)).forecast(from_frame(frame(60), KEYS), HORIZON, (56,))
+    assert not list(tmp_path.iterdir())
+    assert "default_root_dir" not in estimator.trainer_kwargs

@@ -14,6 +14,8 @@ import torch
 from forecasting.helpers import KEYS, assert_three_parts, frame, incoherence
 from probhard.errors import ParameterError
 from probhard.forecasting import HierarchicalForecaster, cross_validation, from_frame, seasonal_bootstrap
+from probhard.forecasting.limits import held
+from probhard.forecasting.members import kept_tuning
 from probhard.forecasting.members.base import MemberForecast
 from probhard.forecasting.members.bootstrap import BootstrapMember, summary_of
 from probhard.forecasting.members.coherent import _separate, fit_scales, groups, robust_factor
@@ -131,6 +133,24 @@ def test_saved_folders_forecast_alike_without_training(pooled: HierarchicalForec
     with pytest.raises(ParameterError) as caught:
         HierarchicalForecaster.load(tmp_path / "model")
     assert_three_parts(caught.value)
+
+
+def test_what_was_learned_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = quick(cache=tmp_path).fit(frame(60))
+    (file,) = tmp_path.glob("tuned-*.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_tuning, "tune_pool", lambda *given: pytest.fail("tuned again"))
+        again = quick(cache=tmp_path, nonnegative=True, num_samples=50).fit(frame(60))
+    assert again.pool.tuned == first.pool.tuned
+    assert quick().fit(frame(60)).pool.tuned == first.pool.tuned
+    file.write_text('{"members": 1}')
+    assert quick(cache=tmp_path).fit(frame(60)).pool.tuned == first.pool.tuned
+    assert len(list(tmp_path.glob("tuned-*.json"))) == 1
+    changed = frame(60).assign(y=lambda table: table["y"] * 1.01)
+    others = [frame(61), changed, held(from_frame(frame(60), KEYS), ["Total"])]  # the last: another projection
+    for count, other in enumerate(others, start=2):
+        quick(cache=tmp_path).fit(other)
+        assert len(list(tmp_path.glob("tuned-*.json"))) == count
 
 
 def test_a_member_that_fails_is_left_out_with_a_note() -> None:

@@ -9,6 +9,7 @@ import pytest
 from forecasting.helpers import KEYS, frame
 from probhard.forecasting import HierarchicalData, from_frame
 from probhard.forecasting.data import mending
+from probhard.forecasting.data.mending import zero_since
 from probhard.forecasting.data.stored import extra_arrays, with_extras
 
 
@@ -187,3 +188,17 @@ def test_a_saved_history_knows_what_was_done():
     np.testing.assert_array_equal(back.features, data.features)
     assert back.feature_names == ("holidays",)
     assert extra_arrays(plain) == {}
+
+
+def test_zeros_at_the_end_are_told_from_an_end():
+    rows = 40
+    y = np.ones((rows, 6))
+    y[30:, 0] = 0  # 10 zeros, none before
+    y[30:, 1] = 0
+    y[10:16, 1] = 0  # 6 before: 10 are not twice as many
+    y[36:, 2] = 0  # too few
+    y[:, 3] = 0  # never anything else
+    y[:20, 4], y[20:, 4] = np.nan, 0  # nor here
+    y[5, 5] = np.nan
+    assert zero_since(y, 4) == {0: 30}
+    assert zero_since(y, 12) == {}

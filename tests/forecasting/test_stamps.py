@@ -101,3 +101,18 @@ def test_stamps_at_no_equal_distances_are_refused():
         from_frame(frame(irregular), ["state", "region"])
     assert len(from_frame(frame(irregular), ["state", "region"], on_gap="zero").index) == 163
     assert len(from_frame(frame(irregular), ["state", "region"], freq="D").index) == 163
+
+
+def test_days_with_points_come_first():
+    stamps = pd.date_range("2020-01-01", periods=12, freq="MS")
+    assert read_stamps(column(stamps.strftime("%d.%m.%Y")), None)[0].equals(stamps.to_period("M"))
+    with pytest.raises(ParameterError, match="day/month or as month/day"):
+        read_stamps(column(stamps.strftime("%d/%m/%Y")), None)
+
+
+@pytest.mark.parametrize("freq", ["D", "h"])
+def test_offsets_that_change_with_daylight_saving_are_local_time(freq: str):
+    stamps = pd.date_range("2024-03-20", periods=20 * (1 if freq == "D" else 24), freq=freq, tz="Europe/Zurich")
+    periods, _ = read_stamps(column(stamps.astype(str)), None)
+    assert periods.equals(stamps.tz_localize(None).to_period(freq))
+    assert read_stamps(column(stamps), None)[0].equals(periods)

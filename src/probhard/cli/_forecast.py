@@ -24,7 +24,7 @@ from probhard.cli._forecast_options import FORECASTER, ForecastOptions
 from probhard.cli._forecast_paths import Paths
 from probhard.cli._forecast_saved import COLUMNS, SavedRun, key_columns, with_keys
 from probhard.cli._frames import SUFFIXES, write, write_parts
-from probhard.cli._outputs import check_certificate, check_writable, seal
+from probhard.cli._outputs import check_certificate, check_folder, check_writable, seal
 from probhard.cli.demo import INTERRUPTED
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import to_long
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from probhard.forecasting.forecaster import HierarchicalForecaster
     from probhard.forecasting.report.backtest import Backtest, Made, Window
 
-CERTIFICATE = "certificate.json"
+CERTIFICATE, PAGE, TABLES = "certificate.json", "report.html", ("forecasts", "draws")
+OURS = (CERTIFICATE, "model/forecaster.json", "fits")  # one of them is in every folder of an earlier run
 PACKAGES = ("gluonts", "lightning", "pandas", "statsforecast", "jinja2")
 
 
@@ -85,6 +86,7 @@ class ForecastRun:
             raise ParameterError(f"--output {output} is a file.", "Several files are written.", "Name a folder.")
         check_writable(output, "--output")
         check_certificate(output / CERTIFICATE)
+        check_folder(output, OURS, [f"{name}{ending}" for name in TABLES for ending in SUFFIXES] + [PAGE])
         return cls(data, source, options.run, options.network, output, notes, None if saved is None else saved.model)
 
     def run(self) -> None:
@@ -251,9 +253,10 @@ class ForecastRun:
         (self.output / CERTIFICATE).unlink(missing_ok=True)
         data, suffix = self.data, f".{self.options['format']}"
         index = data.future(self.options["horizon"])
-        stale = {self.output / f"{name}{ending}" for name in ("forecasts", "draws") for ending in SUFFIXES}
+        stale = {self.output / f"{name}{ending}" for name in TABLES for ending in SUFFIXES}
         files = [self.output / f"forecasts{suffix}"]
         keys = key_columns(data, self.options["keys"])
+        model.save(self.output / "model")  # first: it marks the folder as ours
         table = to_long(paths.columns, data.names, index, place=data.place)
         write(files[0], with_keys(table, keys))
         if self.options["draws"]:
@@ -261,8 +264,7 @@ class ForecastRun:
             write_parts(files[-1], (with_keys(part, keys) for part in self._draws(paths)))
         for path in stale - set(files):
             path.unlink(missing_ok=True)
-        files += [self.output / "model", self.output / "report.html"]
-        model.save(files[-2])
+        files += [self.output / "model", self.output / PAGE]
         write_text(files[-1], page)
         seal(certificate, self.output / CERTIFICATE, files)
 

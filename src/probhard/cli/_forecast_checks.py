@@ -16,9 +16,11 @@ from probhard.constraints import Constraint
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.report.evaluation import CHUNK, Incoherence, incoherence
 
+SHOWN = 3  # steps that the summary names
 WORKING = 2  # arrays of all draws that a forecast holds at a time
 LINE, COPIES = 60, 20  # bytes of a number as text; copies of the history in fits, the model and the report
 NOTHING_FEASIBLE = {"largest": None, "relative": None, "smallest_draw": None}
+CONTRADICTION = "Bounds, caps and plans contradict each other, so nothing is forecast."
 Constraints = list[tuple[np.ndarray, Constraint]]  # groups of steps, each with its constraint
 
 
@@ -33,6 +35,7 @@ class Checks:
     def __init__(self, data: HierarchicalData, horizon: int) -> None:
         self.data, self.after = data, Extent()
         self.wrong = np.zeros(horizon, dtype=np.int64)  # infeasible points of each step
+        self.empty = np.zeros(horizon, dtype=bool)  # steps without a feasible point
         self.points = 0  # of a step
         self.gap: Incoherence | None = None
 
@@ -52,7 +55,7 @@ class Checks:
                     part = chunk[:, group]
                     relative = self.after.add(constraint, part, part.abs().amax(-1, keepdim=True))
                     wrong[group] += (~(relative <= TOLERANCE)).sum(0).numpy()
-        self.wrong[steps] = wrong
+        self.wrong[steps], self.empty[steps] = wrong, np.isnan(draws).any(2).all(0)
 
     def certificate(self, setting: dict[str, Any]) -> Certificate:
         """The certificate, with the facts of the run."""
@@ -73,7 +76,8 @@ class Checks:
         )
         self.after.points = self.points * horizon - int(self.wrong.sum())  # the others are counted apart
         for step in np.flatnonzero(self.wrong).tolist():
-            reason = f"{int(self.wrong[step])} of {self.points} draws do not obey the constraints."
+            found = f"{int(self.wrong[step])} of {self.points} draws do not obey the constraints."
+            reason = CONTRADICTION if self.empty[step] else found
             certificate.flag(int(self.wrong[step]), field=f"{data.future(horizon)[step]}", reason=reason)
         return certificate
 
@@ -101,8 +105,10 @@ def summary(certificate: Certificate, output: Path) -> str:
     """The verdict, the incoherence, and where the files are."""
     gap = {name: np.nan if x is None else x for name, x in certificate.setting["incoherence"].items()}
     verdict = "all feasible" if certificate.feasible else f"{certificate.infeasible} NOT feasible"
+    steps = [record["field"] for record in certificate.flagged if record["reason"] == CONTRADICTION]
+    where = f"{', '.join(steps[:SHOWN])}{', ...' if len(steps) > SHOWN else ''}: {CONTRADICTION}\n" if steps else ""
     return (
-        f"{certificate.checked} points checked (every draw at every step): {verdict}.\n"
+        f"{certificate.checked} points checked (every draw at every step): {verdict}.\n{where}"
         f"Largest incoherence {gap['largest']:.3g} ({gap['relative']:.1e} relative); "
         f"smallest value {gap['smallest_draw']:.6g}.\n"
         f"Forecasts, certificate.json, report.html and model/ are in {output}."

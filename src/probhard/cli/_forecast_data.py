@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probhard.cli._frames import SUFFIXES, check_numbers, numeric, read
+from probhard.cli._frames import SUFFIXES, TIMES, check_numbers, numeric, read, time_columns
 from probhard.cli._outputs import sha256
 from probhard.cli.forecast import EMBEDDED
 from probhard.errors import ParameterError
@@ -19,7 +19,7 @@ from probhard.forecasting.data.keys import Keys
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.limits import Limits, held, read_plan
 
-TIMES = ("ds", "date", "time", "timestamp", "datetime", "period", "month", "quarter", "week", "day", "year")
+TIME_HELP = f"one called {', '.join(TIMES[:3])}, ..., or the only one of dates"
 TARGETS = ("y", "value", "target")
 ID = "unique_id"
 WITHOUT_REGRESSORS = ("smoothing", "bootstrap")  # members that know the series alone
@@ -56,8 +56,8 @@ def read_data(
         return held(data, options["immutable"]), {"input": data.name, "input_sha256": checksum}, []
     keys = Keys.of(options["keys"]) if options["keys"] else Keys(((),))
     frame = read(path, keys.columns)
-    time, target = _columns(frame, options, keys.columns)
     future = None if options["future"] is None else read(Path(options["future"]), keys.columns)
+    time, target = _columns(frame, options, keys.columns, () if future is None else future.columns)
     others = [name for name in frame.columns if name not in (*keys.columns, time, target)]
     shared = [name for name in others if future is not None and name in future.columns and numeric(frame[name])]
     regressors = options["regressors"] or shared
@@ -88,7 +88,7 @@ def read_limits(options: Mapping[str, Any], data: HierarchicalData, horizon: int
         if not isinstance(value, str | Path):
             return value
         frame = read(Path(value), [ID])
-        time = next((name for name in frame.columns if str(name).lower() in TIMES), "ds")
+        time = next(iter(time_columns(frame, [ID])), "ds")
         return read_plan(frame, data, horizon, time, ID)
 
     return Limits(options["nonnegative"], plan(options["upper"]), plan(options["fixed"]))
@@ -108,8 +108,8 @@ def is_file(value: Any) -> bool:
     return isinstance(value, str | Path) and Path(value).suffix in SUFFIXES
 
 
-def _columns(frame: Any, options: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, str]:
-    """The columns of time and target: those that options name, otherwise the only candidates."""
+def _columns(frame: Any, options: Mapping[str, Any], keys: tuple[str, ...], ahead: Sequence[str]) -> tuple[str, str]:
+    """The columns of time and target: those that options name, otherwise the only candidates not known ahead."""
     names = list(frame.columns)
     texts = [str(name) for name in names if frame[name].dtype.kind not in "iufM" and str(name).lower() not in TIMES]
     if not keys:
@@ -126,11 +126,12 @@ def _columns(frame: Any, options: Mapping[str, Any], keys: tuple[str, ...]) -> t
                 f"{option} says which columns {'tell the series apart' if option == '--keys' else 'hold the time'}.",
                 f"Choose among {', '.join(map(str, names))}.",
             )
-    time = options["time_column"] or next((name for name in names if str(name).lower() in TIMES), None)
+    times = time_columns(frame, keys)
+    time = options["time_column"] or next((name for name in times if name.lower() in TIMES or len(times) == 1), None)
     others = [name for name in names if name not in (*keys, time, *options["regressors"])]
     usual = [name for name in others if str(name).lower() in TARGETS]
-    numeric = [name for name in others if frame[name].dtype.kind in "iuf"]
-    target = options["target_column"] or (usual[0] if usual else numeric[0] if len(numeric) == 1 else None)
+    unknown = [name for name in others if frame[name].dtype.kind in "iuf" and name not in ahead]
+    target = options["target_column"] or (usual[0] if usual else unknown[0] if len(unknown) == 1 else None)
     if time is not None and target is None:
         for name in others:
             check_numbers(frame[name], "A target is a column of numbers.", "name another with --target-column")
@@ -138,7 +139,8 @@ def _columns(frame: Any, options: Mapping[str, Any], keys: tuple[str, ...]) -> t
         lost, option = ("time", "--time-column") if time is None else ("target", "--target-column")
         raise ParameterError(
             f"The column of the {lost} was not found among {', '.join(map(str, names))}.",
-            f"It is {'one called ' + ', '.join(TIMES[:3]) if time is None else 'y, value, or the only other numbers'}.",
+            f"It is {TIME_HELP if time is None else 'y, value, or the only other numbers'}.",
             f"Name it with {option}.",
         )
+    check_numbers(frame[target], "Its values are summed.", "name another column with --target-column", expected=True)
     return str(time), str(target)

@@ -27,6 +27,8 @@ SUFFIXES = tuple(FORMAT_HELP)
 SEPARATORS = (",", ";", "\t")
 SNIFFED_LINES = 100  # lines that tell how numbers are written
 LARGE_FILE, TYPED_ROWS = 1 << 28, 10_000  # bytes of a file that is read once, and rows that tell its columns' types
+TIMES = ("ds", "date", "time", "timestamp", "datetime", "period", "month", "quarter", "week", "day", "year")
+DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?([./-])\d\d?\2\d{4}|\d{4}[- ]?Q[1-4]")
 STR_NA_VALUES = {"", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "n/a", "#N/A"}
 
 
@@ -155,6 +157,26 @@ def texts(column: Any) -> list[str]:
     return [str(value) for value in column.astype(object).where(column.notna(), "")]
 
 
+def time_columns(frame: Any, others: Sequence[str]) -> list[str]:
+    """Columns of a pandas frame that may hold stamps: those of a usual name, else those that hold dates.
+
+    Args:
+        frame: The frame.
+        others: Columns that hold something else.
+    """
+    names = [name for name in frame.columns if name not in others]
+    usual = [str(name) for name in names if str(name).lower() in TIMES]
+    return usual or [str(name) for name in names if _dates(frame[name])]
+
+
+def _dates(column: Any) -> bool:
+    """Whether a column holds dates, by its type or by its first texts."""
+    if column.dtype.kind in "iufb":
+        return False
+    head = [text.strip() for text in texts(column.head(SNIFFED_LINES))]
+    return column.dtype.kind == "M" or (bool(head) and all(DATE.fullmatch(text) for text in head))
+
+
 def check_numbers(column: Any, why: str, otherwise: str, expected: bool = False) -> None:
     """Check that a column of numbers was read as such.
 
@@ -165,13 +187,15 @@ def check_numbers(column: Any, why: str, otherwise: str, expected: bool = False)
         expected: Whether the column must be numeric; otherwise it must if most of its rows are numbers.
 
     Raises:
-        ParameterError: Some row holds text.
+        ParameterError: Some row holds text, or none holds anything where numbers are expected.
     """
     if numeric(column):
         return
     values = {row: text.strip() for row, text in enumerate(texts(column)) if text.strip()}
     numbers = [row for row, text in values.items() if _is_number(re.sub(r"[,' ]", "", text))]
-    if 2 * len(numbers) <= len(values) and not (values and expected):
+    if expected and not values:
+        raise ParameterError(f"The column {column.name!r} is empty.", why, f"Fill it in, or {otherwise}.")
+    if 2 * len(numbers) <= len(values) and not expected:
         return
     row = next((row for row, text in values.items() if not _is_number(text)), numbers[0] if numbers else 0)
     raise ParameterError(

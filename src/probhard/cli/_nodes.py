@@ -15,8 +15,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from probhard.cli._forecast_data import TIMES
-from probhard.cli._frames import check_numbers, numeric, texts
+from probhard.cli._frames import TIMES, check_numbers, numeric, texts, time_columns
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
@@ -127,10 +126,11 @@ class Table:
         if len(wrong):
             listed = [f"{names[k]!r} at {self.stamps[j]}" for _, j, k in wrong[:SHOWN]]
             sample, step, node = wrong[0]
-            rows = "no row" if count[sample, step, node] == 0 else f"{count[sample, step, node]} rows"
+            repeats = int(count[sample, step, node])
+            rows = f"are {repeats} rows" if repeats else "is no row"
             more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             raise ParameterError(
-                f"There is {rows} for {', '.join(listed)}{more}.",
+                f"There {rows} for {', '.join(listed)}{more}.",
                 "Every node needs one forecast at each stamp (and draw), or give bottom nodes alone.",
                 "Add or drop the rows; for trees of unequal depth or crossed ids, pass --summing.",
             )
@@ -223,9 +223,9 @@ class Table:
         cube = np.empty((len(self.samples), len(self.stamps), nodes))
         values = self.frame[column].to_numpy(dtype=np.float64)
         if not np.isfinite(values).all():
-            row = int(np.argmin(np.isfinite(values)))
+            wrong = np.flatnonzero(~np.isfinite(values))
             raise ParameterError(
-                f"The column {column!r} is {values[row]} in row {row + 1}, and in {(~np.isfinite(values)).sum()} rows.",
+                f"The column {column!r} is {values[wrong[0]]} in row {wrong[0] + 1}, one of {len(wrong)} such rows.",
                 "Nothing can be projected from there.",
                 "Fill in the missing forecasts.",
             )
@@ -272,20 +272,20 @@ class Table:
 
 
 def stamp_column(frame: Any, keys: Sequence[str]) -> str:
-    """Find the column of the stamps: ``ds``, or the only one with a usual name.
+    """Find the column of the stamps: ``ds``, the only one with a usual name, or else the only one of dates.
 
     Raises:
         ParameterError: There is none, or more than one.
     """
     names = [str(name) for name in frame.columns if name not in keys]
-    usual = ["ds"] if "ds" in names else [name for name in names if name.lower() in TIMES]
-    if len(usual) != 1:
+    found = ["ds"] if "ds" in names else time_columns(frame, [*keys, ID, CUTOFF])
+    if len(found) != 1:
         raise ParameterError(
-            f"{'No column' if not usual else 'More than one column'} of the stamps among {', '.join(names)}.",
-            f"It is called 'ds', or one of them {', '.join(TIMES[1:4])}, ...",
+            f"{'No column' if not found else 'More than one column'} of the stamps among {', '.join(names)}.",
+            f"It is called 'ds', or one of them {', '.join(TIMES[1:4])}, ..., or it is the only one of dates.",
             "Rename it to 'ds'.",
         )
-    return usual[0]
+    return found[0]
 
 
 def _keys(column: Any) -> list[str]:

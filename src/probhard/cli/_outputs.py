@@ -98,6 +98,32 @@ def check_certificate(path: Path) -> None:
         )
 
 
+def check_folder(folder: Path, ours: Sequence[str], names: Sequence[str]) -> None:
+    """Check that a folder of output has no files of others under the names of its own.
+
+    Args:
+        folder: The folder; it need not exist.
+        ours: Files or folders, one of which every earlier run has left.
+        names: Files that the run replaces.
+
+    Raises:
+        ParameterError: There is such a file.
+    """
+    if not any((folder / name).exists() for name in ours):
+        for path in (folder / name for name in names):
+            check_foreign(path, path.exists())
+
+
+def check_foreign(path: Path, foreign: bool) -> None:
+    """Raise ParameterError for a file that an output would replace though no earlier run has written it."""
+    if foreign:
+        raise ParameterError(
+            f"{path} was not written by probhard.",
+            "The output would replace it.",
+            "Move that file away, or pass another --output.",
+        )
+
+
 def conclude(certificate: Certificate, path: Path, text: str, files: Sequence[Path] = ()) -> None:
     """Save the certificate beside the output, and print a summary.
 

@@ -10,6 +10,7 @@ They are Nixtla's ``Y_df`` with fitted values and the frame of its ``cross_valid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +39,24 @@ class Past:
 
     history: Any = None
     windows: Any = None
+
+    def check(self, models: Sequence[Columns]) -> None:
+        """Check that every frame has a column of at least one model.
+
+        Raises:
+            ParameterError: A frame would not be used.
+        """
+        wanted = [columns.mean or columns.model for columns in models]
+        for option, what, frame in (
+            ("--history", "Fitted values", self.history),
+            ("--past", "Forecasts", self.windows),
+        ):
+            if frame is not None and not set(wanted) & set(frame.columns):
+                raise ParameterError(
+                    f"The file of {option} has no column {' or '.join(map(repr, wanted))}.",
+                    f"{what} of a model are found by its name; without them the file says nothing.",
+                    f"Name a column like the model, or leave out {option}; there are {list(frame.columns)}.",
+                )
 
     def of(self, base: Forecasts, table: Table, columns: Columns, summing: Any) -> tuple[Forecasts, list[PastForecast]]:
         """Return the forecasts with their past errors, and past forecasts of one model.

@@ -15,10 +15,9 @@ import torch
 from probhard._util.atomic import check_space
 from probhard._util.memory import check_memory
 from probhard.cli._certificate import TOLERANCE, Certificate
-from probhard.cli._forecast_data import TIMES
-from probhard.cli._frames import SUFFIXES, read, write
+from probhard.cli._frames import SUFFIXES, TIMES, read, write
 from probhard.cli._nodes import CUTOFF, ID, Table
-from probhard.cli._outputs import certificate_of, check_path, check_seed, conclude, sha256
+from probhard.cli._outputs import certificate_of, check_foreign, check_path, check_seed, conclude, sha256
 from probhard.cli._past import Past
 from probhard.errors import ParameterError
 from probhard.executors import executor
@@ -78,6 +77,7 @@ class Request:
         keys = () if spec is None else spec.columns
         summing = None if self.summing is None else read(self.summing, [ID])
         table = Table.of(read(source, [ID, *TIMES, *keys]), spec, summing)
+        check_foreign(path, path.exists() and not old.exists() and not _like(path, table.frame))
         rules = self._rules(table)
         self._check_room(table, path)
         certificate = self._certificate(table)
@@ -87,6 +87,7 @@ class Request:
         explained: list[Any] = []
         with nullcontext() if self.engine is None else executor(self.engine, self.workers, self.address) as pool:
             chosen = table.models(self.models, (self.upper, self.fixed))
+            past.check(chosen)
             certificate.setting["left_as_they_were"] = table.others(chosen)
             for columns in chosen:
                 columns.add_levels([] if self.level is None else map(_number, self.level.split(",")))
@@ -280,6 +281,14 @@ def _law(record: dict[str, Any]) -> str:
     law = "none" if record["covariance"] is None else record["covariance"]
     warning = f"\nWarning: {record['warning']}" if "warning" in record else ""
     return f"metric {record['metric']}{learned} ({numbers}), joint law {law}.{warning}"
+
+
+def _like(path: Path, frame: Any) -> bool:
+    """Whether a file has the columns of a frame, as an earlier output that was stopped before its certificate."""
+    try:
+        return set(frame.columns) <= set(read(path, []).columns)
+    except ParameterError:
+        return False
 
 
 def _number(text: str) -> float:

@@ -195,6 +195,7 @@ class HierarchicalForecaster:
                 horizon,
                 windows=self.windows,
                 folder=None if self.cache is None else Path(self.cache),
+                keep_tuning=True,
                 jobs=self.jobs,
                 progress=progress,
             )
@@ -216,15 +217,20 @@ class HierarchicalForecaster:
         self._data = data
         return self
 
-    def predict(self, h: int | None = None, level: Sequence[float] | None = (80, 95)) -> Any:
+    def predict(self, h: int | None = None, level: Sequence[float] | None = (80, 95), explain: bool = False) -> Any:
         """Forecast the next steps of all nodes; means add up, the ends of intervals need not.
 
         Args:
             h: Number of steps; by default the horizon of the fit.
             level: Interval levels in percent.
+            explain: Whether columns say why nodes moved, see ``report.moves.step_moves``: ``base``, the mean before the
+                projection, ``pulled_by``, the node that moved it most, and ``pull``, by how much; bounds come later.
 
         Returns:
             A long frame of the fitted frame's library: means and interval ends by node and stamp.
+
+        Raises:
+            ParameterError: Before ``fit``, for invalid numbers, and for explanations of DeepVAR alone.
         """
         probabilities(level or ())  # raises before anything is drawn
         if h is not None:
@@ -233,7 +239,17 @@ class HierarchicalForecaster:
         names = {**COLUMNS, **{name: self.reading[name] for name in COLUMNS if name in self.reading}}
         parts = [summary(draws, self.model, level or ()) for _, draws in self.steps(h)]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return to_long(columns, data.names, data.future(len(columns[self.model])), self.like, data.place, **names)
+        steps, pulled_by = len(columns[self.model]), None
+        if explain:
+            moves = self._moves(steps)
+            pulled_by = moves.pop("pulled_by").T.ravel().tolist()
+            columns |= moves
+        frame = to_long(columns, data.names, data.future(steps), self.like, data.place, **names)
+        if pulled_by is None:
+            return frame
+        table = nw.from_native(frame, eager_only=True)
+        texts = nw.new_series("pulled_by", pulled_by, nw.String, backend=nw.get_native_namespace(table))
+        return table.with_columns(texts).to_native()
 
     def sample(self, h: int | None = None, num_samples: int | None = None) -> np.ndarray:
         """Draw sample paths of all nodes.
@@ -297,6 +313,12 @@ class HierarchicalForecaster:
                 "This forecaster has not been fitted.", "It has no model and no history.", "Call fit(df) first."
             )
         return self._data, self._fit
+
+    def _moves(self, steps: int) -> dict[str, np.ndarray]:
+        from probhard.forecasting.report.moves import step_moves
+
+        pool = self.pool
+        return step_moves(pool if steps <= pool.horizon else pool.moved(self.data, steps), self.data, steps)
 
     def _chosen(self, data: HierarchicalData, network: NetworkForecast) -> list[Member]:
         return [member_of(model, data, network) for model in self.models or ()]

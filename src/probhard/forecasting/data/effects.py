@@ -54,7 +54,6 @@ def _coefficients(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     gram = x.T @ x + RIDGE * rows * np.eye(count)
     beta = np.linalg.solve(gram, x.T @ y)
     fit = x @ beta
-    noise = np.square(y - fit).sum(0) / (rows - count - 1)
+    noise = count * (np.square(y - fit).sum(0) / (rows - count - 1))
     strength = np.square(fit).sum(0)
-    shrink = 1 - count * noise / np.maximum(strength, np.finfo(float).tiny)
-    return beta * np.maximum(shrink, 0.0)
+    return beta * (1 - np.divide(noise, strength, out=np.ones_like(noise), where=strength > noise))

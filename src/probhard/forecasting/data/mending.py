@@ -23,6 +23,7 @@ import scipy.sparse as sp
 
 QUIET = 3  # fewest absent rows at the end of a series that has ended
 QUIET_GAPS = 2  # the same, relative to its longest gap
+QUIET_ZEROS = 6  # fewest zeros at the end of a series that are worth a remark
 LONG_GAP = 3  # longest gap that is filled, in rows, if half a season is shorter
 SPARSE = 0.25  # share of absent rows above which they mean 0
 CYCLES = 3  # seasons without a value at the same time after which it counts as closed
@@ -73,18 +74,18 @@ class Mending:
         late, ended, gaps, zeros = (_where(x) for x in (self.late, self.ended, bottom.any(0), self.zeros))
         notes = []
         if len(ended):
-            listed = _listed([f"{names[i]} after {index[self.last[i]]}" for i in ended])
+            listed = listing([f"{names[i]} after {index[self.last[i]]}" for i in ended])
             notes.append(f"{_series(ended)} ended, 0 from then on and in the forecast: {listed}.")
         if len(late):
-            listed = _listed([f"{names[i]} in {index[self.first[i]]}" for i in late])
+            listed = listing([f"{names[i]} in {index[self.first[i]]}" for i in late])
             notes.append(f"{_series(late)} started late, 0 in sums before: {listed}.")
         if len(gaps):
             values = f"{int(bottom.sum()):,} missing value{'s' * int(bottom.sum() > 1)}"
-            listed = _listed([names[i] for i in gaps])
+            listed = listing([names[i] for i in gaps])
             notes.append(f"{values} of {_series(gaps)} filled for sums, not scored: {listed}.")
         if len(zeros):
             rows = f"{int(self.zeros.sum()):,} absent row{'s' * int(self.zeros.sum() > 1)}"
-            listed = _listed([names[i] for i in zeros])
+            listed = listing([names[i] for i in zeros])
             reason = "being many, in long gaps or at one time of every season"
             notes.append(f"{rows} of {_series(zeros)} count as 0, {reason}: {listed}.")
         return notes
@@ -159,6 +160,28 @@ def mend(
     return np.concatenate([np.where(np.isnan(given), sums, given), bottom], 1), mending
 
 
+def zero_since(bottom: np.ndarray, season: int) -> dict[int, int]:
+    """Find series that are observed as 0 from some row on: a season long, and twice as long as ever before.
+
+    Args:
+        bottom: Bottom series, (T, m).
+        season: Season length in rows.
+
+    Returns:
+        First row of these zeros, by series. Nothing says that such a series has ended, so it is forecast as usual.
+    """
+    least, found = max(season, QUIET_ZEROS), {}
+    for j in np.flatnonzero((bottom[-least:] == 0).all(0)):
+        nonzero = np.flatnonzero(np.nan_to_num(bottom[:, j]))
+        if not len(nonzero):
+            continue
+        first = int(nonzero[-1]) + 1
+        before = max((length for _, length in _runs(bottom[:first, j] == 0)), default=0)
+        if len(bottom) - first >= max(least, QUIET_GAPS * before + 1):
+            found[int(j)] = first
+    return found
+
+
 def _runs(missing: np.ndarray) -> list[tuple[int, int]]:
     """Return start and length of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], missing.astype(np.int8), [0]])))
@@ -195,6 +218,7 @@ def _series(which: Sequence[int]) -> str:
     return "1 series" if len(which) == 1 else f"{len(which):,} series"
 
 
-def _listed(texts: Sequence[str]) -> str:
+def listing(texts: Sequence[str]) -> str:
+    """The first texts, and how many more there are."""
     more = f" and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
     return ", ".join(texts[:SHOWN]) + more

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SEASONS = {"Y": 1, "Q": 4, "M": 12, "W": 52, "D": 7, "B": 5, "h": 24, "min": 1440, "s": 86400}  # steps per season
 LONGER = {"D": (365,), "B": (261,), "h": (168, 8760), "min": (10080,), "s": (604800,)}  # a week or a year
 DAY = 86400  # seconds
+OFFSET = r"(:\d\d(?:\.\d+)?) ?(?:Z|[+-]\d\d(?::?\d\d)?)$"  # after a time of day; it changes with daylight saving
 CLOSEST = 7  # smallest distance in days between the stamps of two months
 FEW = 4  # fewest stamps that show a distance of several units
 
@@ -176,12 +177,15 @@ def _parsed(column: Any) -> Any:
             "Convert them to dates; years are read from a column 'year', or with freq='Y' ('freq: Y' in YAML).",
         )
     texts = pandas.Series([str(v).strip() for v in column.to_list()])
+    texts = texts.str.replace(OFFSET, r"\1", regex=True)  # local time
     if texts.str.fullmatch(r"\d{4}[- ]?Q[1-4]").all():
         return pandas.PeriodIndex(texts.str.replace(r"[- ]", "", regex=True), freq="Q")
     parsed = [pandas.to_datetime(texts, format="ISO8601", errors="coerce")]
     if parsed[0].isna().any():
         plain = texts.str.replace(r"[.-]", "/", regex=True)
-        parsed += [pandas.to_datetime(plain, format=f, errors="coerce") for f in ("%d/%m/%Y", "%m/%d/%Y")]
+        dotted = texts.str.contains(".", regex=False).all()  # nobody writes the month first with points
+        formats = ("%d/%m/%Y",) if dotted else ("%d/%m/%Y", "%m/%d/%Y")
+        parsed += [pandas.to_datetime(plain, format=f, errors="coerce") for f in formats]
     whole = [stamps for stamps in parsed if not stamps.isna().any()]
     if len(whole) == 2 and (whole[0] != whole[1]).any():
         example = texts[int(np.flatnonzero(whole[0] != whole[1])[0])]

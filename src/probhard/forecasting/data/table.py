@@ -17,7 +17,7 @@ import numpy as np
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError, ShapeError, check_choice, optional
 from probhard.forecasting.data.checks import check_coherence, check_index, check_names, check_sizes
-from probhard.forecasting.data.mending import Mending
+from probhard.forecasting.data.mending import Mending, listing, zero_since
 from probhard.forecasting.data.regressors import Regressors
 from probhard.forecasting.data.stamps import START, Place, season_of, seasons_of
 
@@ -135,16 +135,30 @@ class HierarchicalData:
 
     @property
     def notes(self) -> list[str]:
-        """What was done to missing values, a sentence for each kind."""
-        if self.mending is None:
-            return []
-        return self.mending.notes(self.names[self.hierarchy.aggregates :], self.index)
+        """What was done to missing values, a sentence for each kind, and which series are 0 at their end."""
+        names = self.names[self.hierarchy.aggregates :]
+        done = [] if self.mending is None else self.mending.notes(names, self.index)
+        zeros = {names[j]: self.index[row] for j, row in self._zero_since().items()}
+        if zeros:
+            listed = listing([f"{name} from {since} on" for name, since in zeros.items()])
+            done.append(
+                f"{len(zeros):,} series {'is' if len(zeros) == 1 else 'are'} 0 at the end and forecast as usual: "
+                f"{listed}. Leave out these rows of a series that has ended, and its forecast is 0."
+            )
+        return done
 
     def mended(self) -> dict[str, Any]:
-        """What was done to missing values as plain values, for a certificate."""
-        if self.mending is None:
-            return {}
-        return self.mending.record(self.names[self.hierarchy.aggregates :], self.index)
+        """What was done to missing values, and series that are 0 at their end, as plain values for a certificate."""
+        names = self.names[self.hierarchy.aggregates :]
+        done = {} if self.mending is None else self.mending.record(names, self.index)
+        zeros = {names[j]: str(self.index[row]) for j, row in self._zero_since().items()}
+        return done | ({"zero_since": zeros} if zeros else {})
+
+    def _zero_since(self) -> dict[int, int]:
+        """First row of the zeros at the end of series that are observed there, by number of the bottom series."""
+        first = self.hierarchy.aggregates
+        found = zero_since(self.values[:, first:], self.season)
+        return {j: row for j, row in found.items() if not self.ended[first + j]}
 
     @property
     def seasons(self) -> tuple[int, ...]:

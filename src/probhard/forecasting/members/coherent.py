@@ -16,9 +16,10 @@ Paths of members that draw jointly are coherent already; they get one factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,13 @@ class Tuned:
     metric: MetricWeights | None
     rho: float | None = None
     own_rho: float | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Tuned:
+        """The numbers of a record of plain values."""
+        metric = record["metric"]
+        known = {name: record.get(name) for name in ("rho", "own_rho")}
+        return cls(tuple(record["scales"]), None if metric is None else MetricWeights(**metric), **known)
 
     def sentence(self, name: str) -> str:
         """Explain the numbers in a sentence."""

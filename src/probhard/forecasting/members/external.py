@@ -13,6 +13,7 @@ that come without intervals: of a window, from the errors of the others.
 from __future__ import annotations
 
 import copy
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -186,11 +187,22 @@ def _gluonts_means(
             )
         ]
         if predictor is None or k == len(origins):
-            predictor = estimator.train(entries)
+            predictor = _trained(estimator, entries)
         made = [_moments(forecast) for forecast in predictor.predict(entries, num_samples=SAMPLES)]
         means.append(np.stack([mean for mean, _ in made], axis=1))
         spreads.append(np.stack([stddev for _, stddev in made], axis=1))
     return np.stack(means), np.stack(spreads)
+
+
+def _trained(estimator: Any, entries: list[dict[str, Any]]) -> Any:
+    """Train a GluonTS estimator; checkpoints of Lightning go to a folder of their own, unless it names one."""
+    settings = getattr(estimator, "trainer_kwargs", None)
+    if settings is None or "default_root_dir" in settings:
+        return estimator.train(entries)
+    with tempfile.TemporaryDirectory(prefix="probhard-") as folder:
+        apart = copy.copy(estimator)
+        apart.trainer_kwargs = {**settings, "default_root_dir": folder}
+        return apart.train(entries)
 
 
 def _moments(forecast: Any) -> tuple[np.ndarray, np.ndarray]:

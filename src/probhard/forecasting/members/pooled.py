@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from probhard.errors import MissingExtraError, ParameterError, ProbhardError
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import Member, MemberForecast, past_origins
 from probhard.forecasting.members.kept import kept_forecast
+from probhard.forecasting.members.kept_tuning import kept_tuning
 from probhard.forecasting.members.streamed import Steps, fits_at_once, step_draws
 from probhard.forecasting.members.tuning import PoolRecipe, TunedPool, pooled_draws, tune_pool
 
@@ -54,6 +54,7 @@ class PooledForecast:
         windows: int | None = None,
         recipe: PoolRecipe | None = None,
         folder: Path | None = None,
+        keep_tuning: bool = False,
         jobs: int = 1,
         progress: str = "",
     ) -> PooledForecast:
@@ -66,6 +67,7 @@ class PooledForecast:
             windows: Number of past windows; by default from the horizon, 0 for none.
             recipe: Which parts are used; all by default.
             folder: Where fits are kept; None for nowhere.
+            keep_tuning: Whether what is learned on past windows is kept there, too.
             jobs: Number of processes.
             progress: Label of a line per member; "" writes none.
 
@@ -97,7 +99,10 @@ class PooledForecast:
             )
         started = time.perf_counter()
         trial = {member.name for member in fitted if getattr(member, "trial", False)}
-        tuned = tune_pool(made, data, horizon, origins, recipe, trial)
+        if folder is not None and keep_tuning:
+            tuned = kept_tuning(made, data, horizon, origins, recipe, trial, folder)
+        else:
+            tuned = tune_pool(made, data, horizon, origins, recipe, trial)
         unused = [name for name in trial if not tuned.weights[name]]
         notes += [f"{name} was tried and is not used: past windows show no sure gain by it." for name in unused]
         if progress:
@@ -148,25 +153,6 @@ class PooledForecast:
             return
         source = self.moved(data, count) if count > self.horizon else self
         yield from step_draws(source.made, self.tuned, data.hierarchy, samples, seed, count, self.recipe)
-
-    def record(self) -> dict[str, Any]:
-        """What was learned, as plain values."""
-        tuned = self.tuned
-        return {
-            "weights": tuned.weights,
-            "factor": tuned.factor,
-            "windows": tuned.windows,
-            "scores": tuned.scores,
-            "members": {
-                name: {
-                    "scales": list(one.scales),
-                    "metric": None if one.metric is None else vars(one.metric),
-                    "rho": one.rho,
-                    "own_rho": one.own_rho,
-                }
-                for name, one in tuned.members.items()
-            },
-        }
 
 
 def _say(line: str) -> None:

@@ -14,14 +14,12 @@ from probhard.errors import ParameterError
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.base import Member
 from probhard.forecasting.members.bootstrap import BootstrapMember
-from probhard.forecasting.members.coherent import Tuned
 from probhard.forecasting.members.kept import read_forecast, write_forecast
 from probhard.forecasting.members.network import NetworkForecast, NetworkMember
 from probhard.forecasting.members.pooled import PooledForecast
 from probhard.forecasting.members.series import SeriesMember, SeriesModel
 from probhard.forecasting.members.smoothing import SmoothingMember
 from probhard.forecasting.members.tuning import TunedPool
-from probhard.forecasting.reconciliation.family import MetricWeights
 
 KINDS = {SeriesMember: "series", SmoothingMember: "smoothing", BootstrapMember: "bootstrap", NetworkMember: "deepvar"}
 
@@ -55,7 +53,7 @@ def write_pool(pool: PooledForecast, folder: Path) -> dict[str, Any]:
             (member.model.season, member.model.forwards) if isinstance(member, SeriesMember) else (1, True)
         )
         members.append({"name": member.name, "kind": kind, "file": file, "season": season, "forwards": forwards})
-    return {"horizon": pool.horizon, "members": members, "learned": pool.record(), "notes": pool.notes}
+    return {"horizon": pool.horizon, "members": members, "learned": pool.tuned.record(), "notes": pool.notes}
 
 
 def read_pool(
@@ -85,18 +83,9 @@ def read_pool(
                 "Pass a complete folder written by HierarchicalForecaster.save.",
             ) from error
         made.append(one if record["kind"] != "deepvar" else replace(one, state=network))
-    learned = content["learned"]
-    tuned = {
-        name: Tuned(
-            tuple(one["scales"]),
-            None if one["metric"] is None else MetricWeights(**one["metric"]),
-            one.get("rho"),
-            one.get("own_rho"),
-        )
-        for name, one in learned["members"].items()
-    }
-    numbers = TunedPool(tuned, learned["weights"], learned["factor"], learned["windows"], learned["scores"])
-    return PooledForecast(members, made, numbers, content["horizon"], notes=list(content["notes"]))
+    return PooledForecast(
+        members, made, TunedPool.of(content["learned"]), content["horizon"], notes=list(content["notes"])
+    )
 
 
 def _member(record: Mapping[str, Any], network: NetworkForecast | None) -> Member:

@@ -10,8 +10,9 @@ Members on trial get a weight only if the pool gains more than twice its standar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,15 @@ class TunedPool:
     factor: float = 1.0
     windows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """All numbers as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> TunedPool:
+        """The numbers of a ``record``."""
+        return cls(**{**record, "members": {name: Tuned.of(one) for name, one in record["members"].items()}})
 
     def sentences(self) -> list[str]:
         """Explain the numbers, one sentence each."""

@@ -135,6 +135,23 @@ def mean_pulls(law: PathLaw, weights: MetricWeights, hierarchy: Hierarchy, nodes
     return pulls.numpy()
 
 
+def node_pulls(law: PathLaw, made: Sequence[tuple[slice, Tangent]], hierarchy: Hierarchy, node: int) -> np.ndarray:
+    """Pulls of one node at every step, (H, q).
+
+    Args:
+        law: The base law, (H, n).
+        made: The tangents of groups of steps, from ``tangents``.
+        hierarchy: The sums.
+        node: Number of the node.
+    """
+    count = hierarchy.aggregates
+    incoherence = law.mean[:, :count] - hierarchy.aggregate(law.mean[:, count:])[:, :count]
+    row = torch.cat([_row(tangent, node, steps)[:, :count] for steps, tangent in made])
+    if node < count:
+        row[:, node] -= 1.0
+    return (row * incoherence).numpy()
+
+
 def _row(tangent: Tangent, node: int, steps: slice) -> Tensor:
     """Row ``P_i`` of the tangents of some steps, (k, n); entries of immutable nodes are kept."""
     unit = torch.zeros(steps.stop - steps.start, tangent.system.variables, dtype=torch.float64)

@@ -18,11 +18,13 @@ import numpy as np
 from probhard.forecasting.data.table import HierarchicalData
 from probhard.forecasting.members.coherent import law_of
 from probhard.forecasting.members.pooled import PooledForecast
-from probhard.forecasting.reconciliation.explain import mean_pulls
+from probhard.forecasting.reconciliation.explain import mean_pulls, node_pulls
+from probhard.forecasting.reconciliation.family import tangents
 
 SHOWN = 5  # pulls of a node
 LARGEST = 60  # nodes that are explained
 REST = "bounds and plans"
+ROUNDING = 1e-9  # of the base forecast: a smaller pull has no name
 SMALL = 0.005  # of all pulls: a smaller rest is not shown
 
 
@@ -70,6 +72,37 @@ def moves_of(pool: PooledForecast, data: HierarchicalData, draws: np.ndarray, li
         names = [f"{name} itself" if i == node else name for i, name in enumerate(data.names)]
         moves[node] = _move(float(base[node]), float(after), part, names)
     return moves
+
+
+def step_moves(pool: PooledForecast, data: HierarchicalData, horizon: int) -> dict[str, np.ndarray]:
+    """Base forecast and strongest pull of every node at every step, tables (H, n) by column.
+
+    Args:
+        pool: The fitted members, at the end of the history, with forecasts of at least ``horizon`` steps.
+        data: The history of n nodes.
+        horizon: Number of steps H.
+
+    Returns:
+        ``base``; ``pulled_by``, the name of the aggregate whose sum differed, empty if none does; its ``pull``.
+    """
+    hierarchy, names = data.hierarchy, np.array([*data.names, ""], dtype=object)
+    base, laws = np.zeros((horizon, len(data.names))), []
+    for one in pool.made:
+        weight, tuned = pool.tuned.weights[one.name], pool.tuned.members[one.name]
+        if one.draws is not None or tuned.metric is None:
+            base += weight * (one.draws[-1].mean(0) if one.draws is not None else one.bases[-1].mean)[:horizon]
+            continue
+        law = law_of(one.bases[-1], tuned.scales, pool.recipe.correlation).at(slice(0, horizon))
+        base += weight * law.mean.numpy()
+        if weight > 0:
+            laws.append((weight, law, list(tangents(law, tuned.metric, hierarchy))))
+    strongest, pull = np.full(base.shape, -1), np.zeros(base.shape)
+    for node in range(len(data.names)) if laws else ():
+        pulls = np.sum([weight * node_pulls(law, made, hierarchy, node) for weight, law, made in laws], axis=0)
+        first = np.abs(pulls).argmax(1)
+        pull[:, node] = pulls[np.arange(horizon), first]
+        strongest[:, node] = np.where(np.abs(pull[:, node]) > ROUNDING * np.abs(base[:, node]), first, -1)
+    return {"base": base, "pulled_by": names[strongest], "pull": pull}
 
 
 def _move(base: float, after: float, pulls: np.ndarray, names: Sequence[str]) -> Move:
