@@ -238,3 +238,13 @@ def test_nixtlas_own_crossed_ids(run):
 def test_ids_that_can_be_read_in_two_ways_are_refused():
     with pytest.raises(ph.ParameterError, match="'u' can be read as /u/ or as //u"):
         split(["u", "A/u/x", "A/x/u"], 0)
+
+
+def test_days_written_first_are_in_the_order_of_time(run: Any) -> None:
+    plain = {"history": long(DAYS[:ROWS], {"y": observed(), "M": FITTED})}
+    frame = long(["2024-01-31", "2024-02-01"], forecasts())
+    table, _ = run(frame, **plain)
+    dotted = {name: part.assign(ds=pd.to_datetime(part["ds"]).dt.strftime("%d.%m.%Y")) for name, part in plain.items()}
+    again, _ = run(frame.assign(ds=frame["ds"].map({"2024-01-31": "31.01.2024", "2024-02-01": "01.02.2024"})), **dotted)
+    assert again["ds"].tolist()[:1] == ["31.01.2024"]  # as text it comes after 01.02.
+    np.testing.assert_array_equal(again.drop(columns="ds").to_numpy(), table.drop(columns="ds").to_numpy())

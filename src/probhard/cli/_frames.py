@@ -12,8 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import narwhals as nw
+import numpy as np
+
 from probhard._util.atomic import replacing
 from probhard.errors import MissingExtraError, ParameterError
+from probhard.forecasting.data.stamps import parsed
 from probhard.forecasting.data.table import require
 
 FORMAT_HELP = {  # what a file must be, and what to do if it is not
@@ -175,6 +179,26 @@ def _dates(column: Any) -> bool:
         return False
     head = [text.strip() for text in texts(column.head(SNIFFED_LINES))]
     return column.dtype.kind == "M" or (bool(head) and all(DATE.fullmatch(text) for text in head))
+
+
+def in_time(column: Any) -> tuple[np.ndarray, Any, Any]:
+    """Number the stamps of a pandas column in the order of time.
+
+    Args:
+        column: Dates in any usual format, numbers, or texts, which are sorted as such.
+
+    Returns:
+        The number of every row's stamp, -1 where missing; the stamps as they are written, (H,); and as values that
+        compare in time, (H,).
+
+    Raises:
+        ParameterError: If dates can be read in two ways.
+    """
+    code, written = require("pandas", "Stamps").factorize(column)
+    dated = len(written) > 0 and _dates(column) and column.dtype.kind != "M"
+    times = parsed(nw.new_series(str(column.name), [str(x) for x in written], backend="pandas")) if dated else written
+    times, first, place = np.unique(np.asarray(times), return_index=True, return_inverse=True)
+    return np.where(code < 0, -1, np.append(place, -1)[code]), np.asarray(written)[first], times
 
 
 def check_numbers(column: Any, why: str, otherwise: str, expected: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from probhard.cli._frames import TIMES, check_numbers, numeric, texts, time_columns
+from probhard.cli._frames import TIMES, check_numbers, in_time, numeric, texts, time_columns
 from probhard.constraints import Hierarchy
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import TOTAL, check_columns, is_total, named_hierarchy, numbers
@@ -96,7 +96,7 @@ class Table:
             hierarchy = Hierarchy(matrix, [label.get(node) or "/".join(filter(None, node)) or TOTAL for node in nodes])
             key_columns = {key: [node[i] for node in nodes] for i, key in enumerate(keys)} if keyed else {}
         draw = next((name for name in SAMPLES if name in frame.columns), None)
-        step, stamps = pandas.factorize(frame[stamp], sort=True)
+        step, stamps, _ = in_time(frame[stamp])
         sample, samples = pandas.factorize(frame[draw], sort=True) if draw else (np.zeros(len(frame), int), [0])
         number = {node: i for i, node in enumerate(nodes)}
         unknown = [row for row in rows if row not in number]

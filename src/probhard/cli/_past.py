@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from probhard.cli._frames import check_numbers
+from probhard.cli._frames import check_numbers, in_time
 from probhard.cli._nodes import CUTOFF, TARGET, Table, stamp_column
 from probhard.errors import ParameterError
 from probhard.forecasting.data.frames import check_columns
-from probhard.forecasting.data.table import require
 from probhard.forecasting.reconciliation.columns import Columns
 from probhard.forecasting.reconciliation.given import Forecasts
 from probhard.forecasting.reconciliation.joint_law import PathLaw
@@ -101,7 +100,7 @@ class Past:
                 "Errors are matched to forecasts by ids or keys.",
                 "Write the same ids in both files.",
             )
-        step, stamps = require("pandas", "probhard reconcile").factorize(_times(frame[_stamp(frame, table)]), sort=True)
+        step, _, stamps = in_time(frame[_stamp(frame, table)])
         count = table.hierarchy.bottoms if table.bottoms_only else table.hierarchy.variables
         errors = np.full((len(stamps), count), np.nan)
         kept = (node >= 0) & (step >= 0)
@@ -126,8 +125,9 @@ class Past:
         check_columns(frame, [CUTOFF, TARGET], "Past forecasts have a cutoff and what was observed.", "Add it")
         stamp, found = _stamp(frame, table), []
         given = Columns(columns.model, columns.mean, {k: p for k, p in columns.quantiles.items() if k in frame.columns})
-        for cutoff, part in frame.assign(**{CUTOFF: _times(frame[CUTOFF])}).groupby(CUTOFF, sort=True):
-            past = Table.of(part.reset_index(drop=True), table.spec, summing, stamp)
+        window, _, cutoffs = in_time(frame[CUTOFF])
+        for number, cutoff in enumerate(cutoffs):
+            past = Table.of(frame[window == number].reset_index(drop=True), table.spec, summing, stamp)
             if past.hierarchy.names != table.hierarchy.names or past.bottoms_only:
                 raise ParameterError(
                     f"The past forecasts of {cutoff} have other nodes than the forecasts.",
@@ -140,14 +140,3 @@ class Past:
 
 def _stamp(frame: Any, table: Table) -> str:
     return table.stamp if table.stamp in frame.columns else stamp_column(frame, list(table.keys))
-
-
-def _times(column: Any) -> Any:
-    """Stamps that compare in time: dates where text is one."""
-    pandas = require("pandas", "probhard reconcile")
-    if column.dtype.kind in "iufM":
-        return column
-    try:
-        return pandas.to_datetime(column)
-    except (ValueError, TypeError):
-        return column

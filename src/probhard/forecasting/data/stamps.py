@@ -124,7 +124,7 @@ def read_stamps(column: Any, freq: str | None) -> tuple[pd.PeriodIndex, Place]:
     years = column.name.lower() in ("year", "years") if freq is None else freq.lstrip("0123456789").startswith("Y")
     if years and column.dtype.is_numeric() and (column % 1 == 0).all():
         column = column.cast(nw.Int64).cast(nw.String)
-    stamps = _parsed(column)
+    stamps = parsed(column)
     if isinstance(stamps, pandas.PeriodIndex):
         return stamps, START
     distinct = stamps.unique().sort_values()
@@ -163,7 +163,7 @@ def _several(stamps: pd.DatetimeIndex, count: int, unit: str) -> str:
     return unit if count == 1 or len(stamps) < FEW else f"{count}{unit}"
 
 
-def _parsed(column: Any) -> Any:
+def parsed(column: Any) -> Any:
     """Parse stamps to a DatetimeIndex without time zone, or quarters to a PeriodIndex."""
     pandas = _pandas()
     if isinstance(getattr(column.to_native(), "dtype", None), pandas.PeriodDtype):

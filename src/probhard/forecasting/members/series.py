@@ -2,8 +2,8 @@
 
 The form of a model (such as ETS(A,Ad,M)) is chosen on all rows. Its parameters are fitted twice: on all rows, for the
 forecast, and on the rows before the first past origin, from where they are carried forward to the later ones. Rows that
-are too few for the form choose their own. A series that a model cannot be fitted to is forecast by seasonal naive in its
-place. Effects of regressors are subtracted first and added to the forecasts (``data.effects``).
+are too few for the form choose their own. A series that a model cannot be fitted to is forecast by seasonal naive.
+Effects of regressors are subtracted first and added to the forecasts (``data.effects``).
 """
 
 from __future__ import annotations
