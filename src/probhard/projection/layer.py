@@ -30,7 +30,7 @@ from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
-from probhard.projection.eager import breaks_graph, outside
+from probhard.projection.eager import breaks_graph, check_vmap, outside
 from probhard.projection.frozen import FrozenIterations, FrozenProjection, frozen
 from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
@@ -240,6 +240,8 @@ class DPPL(nn.Module):
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
     ) -> Projector:
         """The projector for this constraint and metric, and points like z; ``oblique`` if W is their covariance."""
+        if self.iterations is None:
+            check_vmap(constraint, z)
         if cov is not None:
             _check_cov(z, cov)
         weight = cov if self.metric.oblique and cov is not None else self.metric.weight(z, cov)
