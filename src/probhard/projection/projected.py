@@ -100,8 +100,7 @@ class Projected(td.Distribution):
 
     @property
     def feasible(self) -> bool:
-        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``, or
-        failures are flagged.
+        """Whether the mean is feasible to the tolerance of draws: always without ``iterations`` and flagged failures.
 
         Of a correction, also whether every draw is feasible by design.
         """
