@@ -282,3 +282,11 @@ def test_bad_predictions_are_refused(trained: Folder, capsys: pytest.CaptureFixt
     (other / "config.yaml").write_text(text)
     (other / "model.pt").write_bytes(b"not a model")
     refused(new, "cannot be read as a saved model", "other")
+
+
+def test_files_of_others_are_not_replaced(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.path / "run").mkdir()
+    (folder.path / "run" / "model.pt").write_text("mine")
+    assert folder.train(waves()) == 2
+    assert "holds model.pt, but no config.yaml" in capsys.readouterr().err
+    assert (folder.path / "run" / "model.pt").read_text() == "mine"

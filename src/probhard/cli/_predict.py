@@ -107,7 +107,7 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel, RunBan
         )
     content = read_spec(run / CONFIG, "configuration")
     trained_on = content.pop(TRAINED_ON, None) if isinstance(content, dict) else None
-    if not isinstance(trained_on, dict) or not {"grid", "channels", "file"} <= set(trained_on):
+    if not _described(trained_on):
         raise ParameterError(
             f"{run / CONFIG} does not say what the run was trained on.",
             "'probhard train' writes that down; the file was changed or is not its own.",
@@ -126,6 +126,14 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel, RunBan
     if model.calibration is not None and cells.grid != tuple(trained_on["grid"]):
         model = model.calibrated(model.calibration.on_grid(cells.shape) if cells.inside is None else None)
     return samples, model, RunBands.read(run / BANDS, trained_on["grid"])
+
+
+def _described(trained_on: Any) -> bool:
+    """Whether a configuration says which samples the run was trained on."""
+    if not isinstance(trained_on, dict) or not {"grid", "channels", "file"} <= set(trained_on):
+        return False
+    sizes = trained_on["grid"]
+    return isinstance(sizes, list) and all(isinstance(size, int) for size in (*sizes, trained_on["channels"]))
 
 
 @torch.no_grad()
