@@ -163,6 +163,13 @@ def test_two_columns_of_stamps_are_ambiguous(run, capsys):
     assert "More than one column of the stamps" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["history", "past"])
+def test_files_without_the_model_are_refused(run, capsys, option):
+    frame = {"history": history, "past": past}[option]()
+    run(long(DAYS[ROWS:], forecasts()), status=2, **{option: frame.rename(columns={"M": "other"})})
+    assert "none of M. Past values are matched to models" in capsys.readouterr().err
+
+
 def test_explanations(run, tmp_path):
     frame, _ = run(long(DAYS[ROWS:], forecasts()), "--explain", "Total, Total/a/x", history=history())
     pulls = pd.read_csv(tmp_path / "out-explained.csv")

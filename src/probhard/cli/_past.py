@@ -39,6 +39,22 @@ class Past:
     history: Any = None
     windows: Any = None
 
+    def check(self, models: list[Columns]) -> None:
+        """Check that each frame knows one of the models.
+
+        Raises:
+            ParameterError: A frame knows none, so it would not be used.
+        """
+        names = [columns.mean or columns.model for columns in models]
+        for option, frame in (("--history", self.history), ("--past", self.windows)):
+            if frame is not None and not set(names) & set(frame.columns):
+                raise ParameterError(
+                    f"The file of {option} has the columns {', '.join(map(str, frame.columns))}, none of "
+                    f"{', '.join(names)}.",
+                    "Past values are matched to models by the names of columns, so none would be used.",
+                    f"Name them as in the forecasts, or leave out {option}.",
+                )
+
     def of(self, base: Forecasts, table: Table, columns: Columns, summing: Any) -> tuple[Forecasts, list[PastForecast]]:
         """Return the forecasts with their past errors, and past forecasts of one model.
 

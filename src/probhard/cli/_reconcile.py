@@ -87,6 +87,7 @@ class Request:
         explained: list[Any] = []
         with nullcontext() if self.engine is None else executor(self.engine, self.workers, self.address) as pool:
             chosen = table.models(self.models, (self.upper, self.fixed))
+            past.check(chosen)
             certificate.setting["left_as_they_were"] = table.others(chosen)
             for columns in chosen:
                 columns.add_levels([] if self.level is None else map(_number, self.level.split(",")))
