@@ -49,3 +49,24 @@ def test_bad_requests_end_with_status_2(files, options, capsys):
     assert command(files, *options) == 2
     assert not files[2].exists()
     assert capsys.readouterr().err.startswith("probhard: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("comparison.csv", "no comparison.json"), ("comparison.json", "not the note")]
+)
+def test_files_of_others_are_not_replaced(files, name, text, capsys):
+    files[2].mkdir()
+    (files[2] / name).write_text("mine")
+    assert command(files, "--methods", "base") == 2
+    assert text in capsys.readouterr().err
+    assert (files[2] / name).read_text() == "mine"
+
+
+def test_memory_and_data_are_checked_before_training(files, capsys):
+    assert command(files, "--methods", "base", "--draws", "1000000000000") == 2
+    assert "1000000000000 draws of 4 samples would take about" in capsys.readouterr().err
+    arrays = waves()
+    np.savez(files[0], **{**arrays, "amount": 1000 * arrays["amount"]})
+    assert command(files, "--methods", "base") == 2
+    assert "more than data_tolerance=0.01" in capsys.readouterr().err
+    assert not files[2].exists()

@@ -127,6 +127,14 @@ def test_feasible_is_not_plausible(folder: Path, capsys):
     assert "contradict each other" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("found", "status"), [({"feasible": False}, 3), ({"plausible": False}, 4), ({}, 0)])
+def test_verify_ends_with_the_status_of_the_command(folder: Path, found, status):
+    assert project(folder) == 0
+    path = folder / "out.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **found}))
+    assert main(["verify", str(path)]) == status
+
+
 def test_moves_are_those_of_dense_algebra(folder: Path):
     assert project(folder) == 0
     with np.load(folder / "fields.npz") as arrays:

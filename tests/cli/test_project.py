@@ -328,7 +328,7 @@ def test_other_formats_and_default_names(tmp_path: Path) -> None:
         ({"mean": [1.0, 2], "stddev": -1.0}, "constraints: [nonnegative]", (), "negative in 2 of 2 cells"),
         ({"mean": [1.0, 2], "variance": -1.0}, "constraints: [nonnegative]", (), "negative in 2 of 2 cells"),
         ({"lower": [1.0, 2], "upper": [2.0, 3]}, "constraints: [nonnegative]", (), "The level of the band is []"),
-        ({"lower": [3.0], "upper": [2.0], "level": 0.9}, "constraints: [nonnegative]", (), "negative in 1 of 1"),
+        ({"lower": [3.0], "upper": [2.0], "level": 0.9}, "constraints: [nonnegative]", (), "above 'upper' in 1 of 1"),
         ({"draws": [1.0, 2]}, "constraints: [nonnegative]", (), "The draws have shape (2,)."),
         ({"mean": [[1.0, 2]]}, "constraints: [nonnegative]", (), "Pass --grid-dims"),
         ({"mean": [1.0, 2]}, "constraints: [nonegative]", (), "Did you mean 'nonnegative'?"),

@@ -279,6 +279,18 @@ def test_bad_predictions_are_refused(trained: Folder, capsys: pytest.CaptureFixt
     text = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(text.replace("width: 4", "width: 5"))
     refused(new, "do not fit this backbone", "other")
+    for wrong in (text.replace("channels: 3", "channels: three"), text.replace("  - 8", "  - eight")):
+        assert wrong != text
+        (other / "config.yaml").write_text(wrong)
+        refused(new, "does not say what the run was trained on", "other")
     (other / "config.yaml").write_text(text)
     (other / "model.pt").write_bytes(b"not a model")
     refused(new, "cannot be read as a saved model", "other")
+
+
+def test_files_of_others_are_not_replaced(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.path / "run").mkdir()
+    (folder.path / "run" / "model.pt").write_text("mine")
+    assert folder.train(waves()) == 2
+    assert "holds model.pt, but no config.yaml" in capsys.readouterr().err
+    assert (folder.path / "run" / "model.pt").read_text() == "mine"

@@ -76,6 +76,13 @@ def test_cells_whose_mask_is_nan_are_outside(tmp_path: Path):
         ("constraints: [nonnegative]", {"draws": np.full((5, 3, 20), np.nan)}, "mean of the draws is NaN"),
         ("constraints: [nonnegative]", {"draws": np.zeros((0, 3, 20))}, "at least one"),
         ("constraints: [nonnegative]", {"label": np.array(["a"])}, "or save numbers"),
+        (
+            "constraints: [nonnegative]",
+            {"lower": np.ones((3, 20)), "upper": np.zeros((3, 20)), "level": 0.9},
+            "above 'upper' in 60",
+        ),
+        ("constraints: [nonnegative]", {"stddev": np.array(1.0), "variance": np.array(2.0)}, "not the variances"),
+        ("constraints:\n  - conservation: {mass: true}", {}, "mass is True, neither a number"),
     ],
 )
 def test_refusals(tmp_path: Path, capsys, constraints, changed, message):

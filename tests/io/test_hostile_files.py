@@ -133,6 +133,8 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("a: !!python/object/apply:os.system [ls]", "could not determine"),
         ("a: \x00", "special characters"),
         ("a: [1", "expected"),
+        ("epochs: 3\nepochs: 4", "the key 'epochs' is there twice"),
+        ("a:\n  - box: {lower: 0, lower: 1}", "the key 'lower' is there twice"),
     ],
 )
 def test_yaml_beyond_plain_values(tmp_path: Path, text, message):

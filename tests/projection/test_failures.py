@@ -193,3 +193,11 @@ def test_convex_sets_never_fail_and_count_nothing():
     assert layer.project(randn(30, 4), ph.Simplex()).stats.masked == 0
     assert layer.project(randn(30, 4), SPHERE).stats.masked == 0
     assert layer.failures.share == 0
+
+
+def test_a_law_with_a_flagged_mean_is_not_called_feasible():
+    layer = ph.DPPL("orthogonal", on_failure="flag")
+    law = layer((points(4, 1), torch.ones(4, 3)), HALF)
+    assert law.stats.converged.tolist() == [False, True, True, True]
+    assert not law.feasible
+    assert layer((points(4, 0), torch.ones(4, 3)), HALF).feasible

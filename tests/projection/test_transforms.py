@@ -40,6 +40,33 @@ def test_vmap_and_jacrev(constraint, metric):
     assert both(mean, stddev).shape == (4, n, n)
 
 
+EXACT = {
+    "turnover": lambda: ph.Simplex() & ph.L1Ball(0.3, torch.full((7,), 1 / 7)),
+    "profile": lambda: ph.Monotone() & ph.Conservation(torch.ones(7), 1.0),
+    "ball": lambda: ph.Ball(0.5),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_jacobians_of_a_set_that_is_first_seen_inside_a_transform(name):
+    constraint, layer, z = EXACT[name](), ph.DPPL("orthogonal"), randn(7)
+
+    def project(x):
+        return layer.project(x, constraint).value
+
+    inside = torch.func.jacrev(project)(z)
+    torch.testing.assert_close(inside, torch.autograd.functional.jacobian(project, z))
+    torch.testing.assert_close(torch.func.jacfwd(project)(z), inside)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_vmap_of_an_exact_solver_is_refused(name):
+    constraint, layer = EXACT[name](), ph.DPPL("orthogonal")
+    for outer in (torch.func.vmap, lambda f: torch.func.vmap(torch.func.jacrev(f))):
+        with pytest.raises(ph.ParameterError, match=r"vmap got an exact projection.*Pass all points at once"):
+            outer(lambda x: layer.project(x, constraint).value)(randn(4, 7))
+
+
 @pytest.mark.parametrize("metric", list(METRICS))
 @pytest.mark.parametrize("name", ["slices", "tree", "pins and mass", "crossed small"])
 def test_tangent_transpose_is_the_adjoint(name, metric):

@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 from probhard._util.numerics import SMALLEST
@@ -33,6 +34,13 @@ def checking() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is None
+
+
+def no_transforms() -> AbstractContextManager[Any]:
+    """Leave ``torch.func`` for a while: tensors made inside can be kept, those of its transforms cannot."""
+    if checking() or torch.compiler.is_compiling():
+        return nullcontext()
+    return temporarily_clear_interpreter_stack()
 
 
 def broadcast(*shapes: Sequence[int]) -> torch.Size:

@@ -9,6 +9,7 @@ The folder of a comparison holds
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,19 +17,22 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from probhard._util.atomic import replacing
+from probhard._util.atomic import write_text
+from probhard._util.memory import check_memory
 from probhard.cli._certificate import versions
-from probhard.cli._outputs import FILES, check_writable, sha256
+from probhard.cli._outputs import FILES, check_own, check_writable, sha256
+from probhard.cli._train import check_room
 from probhard.comparison import Plan, compared
 from probhard.errors import ParameterError, check_choices
 from probhard.io.fields import read_fields
 from probhard.io.spec import read_spec
 from probhard.method import METHODS, Method
 from probhard.pde.samples import Samples
-from probhard.pde.surrogate import Settings, Surrogate
+from probhard.pde.surrogate import Settings, Surrogate, check_constraints
 from probhard.training import Schedule
 
 NAME = "comparison"
+COPIES = 3  # of all draws, while they are projected and scored
 SCHEDULED = ("epochs", "batch_size", "lr", "warm_up", "patience")
 
 
@@ -50,6 +54,15 @@ def run(data: Path, config: Path, output: Path, methods: str, seeds: str, epochs
     if output.exists() and not output.is_dir():
         raise ParameterError(f"--output {output} is a file.", "A comparison is a folder.", "Name another.")
     check_writable(output, "--output")
+    files = [output / f"{NAME}.csv", output / f"{NAME}.png"]
+    note_path = output / f"{NAME}.json"
+    check_own(output, [file.name for file in files], note_path.name)
+    if note_path.exists() and not _is_note(note_path):
+        raise ParameterError(
+            f"{note_path} is not the note of a comparison.",
+            "The note of this one would replace it.",
+            "Move that file away, or pass another --output.",
+        )
     names = [name.strip() for name in methods.split(",") if name.strip()] or list(METHODS)
     check_choices("method", names, tuple(METHODS))
     numbers = _numbers(seeds)
@@ -58,6 +71,12 @@ def run(data: Path, config: Path, output: Path, methods: str, seeds: str, epochs
     samples = Samples.solved(read_fields(data), spec)
     settings = settings.resolved(samples.cells.grid)
     parts = dict(zip(("train", "validation", "test"), map(np.sort, settings.parts(len(samples)))))
+    check_room(settings, samples, output)
+    held = len(parts["test"])
+    size = 8.0 * COPIES * draws * held * math.prod(samples.cells.grid)
+    check_memory(size, f"{draws} draws of {held} samples", "Ask for fewer draws.")
+    model = Surrogate.build(replace(settings, method="probhard-ob", functionals=None), samples, parts["train"])
+    check_constraints(model, samples, np.arange(len(samples)), settings.data_tolerance)
     batches = {name: samples.batch(part) for name, part in parts.items()}
 
     def build(method: Method, seed: int) -> Surrogate:
@@ -70,7 +89,7 @@ def run(data: Path, config: Path, output: Path, methods: str, seeds: str, epochs
     plan = Plan({name: METHODS[name] for name in names}, schedule, numbers, draws, sys.stderr.isatty())
     result = compared(build, batches, plan)
     output.mkdir(parents=True, exist_ok=True)
-    files = [output / f"{NAME}.csv", output / f"{NAME}.png"]
+    note_path.unlink(missing_ok=True)
     result.to_csv(files[0])
     result.plot(files[1])
     note = {
@@ -84,9 +103,16 @@ def run(data: Path, config: Path, output: Path, methods: str, seeds: str, epochs
         "versions": versions(),
         FILES: {file.name: sha256(file) for file in files},
     }
-    with replacing(output / f"{NAME}.json") as partial:
-        partial.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    write_text(note_path, json.dumps(note, indent=2) + "\n")
     typer.echo(f"{batches['test'].size} held-out samples, {draws} draws\n{result}\nComparison: {output}")
+
+
+def _is_note(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {FILES, "rows", "settings"} <= set(content)
 
 
 def _numbers(seeds: str) -> list[int]:

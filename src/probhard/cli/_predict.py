@@ -106,8 +106,8 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel, RunBan
             "Run 'probhard train' again with the same arguments to finish it, or check the path.",
         )
     content = read_spec(run / CONFIG, "configuration")
-    trained_on = content.pop(TRAINED_ON, None) if isinstance(content, dict) else None
-    if not isinstance(trained_on, dict) or not {"grid", "channels", "file"} <= set(trained_on):
+    trained_on = _described(content.pop(TRAINED_ON, None) if isinstance(content, dict) else None)
+    if trained_on is None:
         raise ParameterError(
             f"{run / CONFIG} does not say what the run was trained on.",
             "'probhard train' writes that down; the file was changed or is not its own.",
@@ -126,6 +126,15 @@ def _trained(run: Path, inputs: Path) -> tuple[Samples, ConstrainedModel, RunBan
     if model.calibration is not None and cells.grid != tuple(trained_on["grid"]):
         model = model.calibrated(model.calibration.on_grid(cells.shape) if cells.inside is None else None)
     return samples, model, RunBands.read(run / BANDS, trained_on["grid"])
+
+
+def _described(trained_on: Any) -> dict[str, Any] | None:
+    """What a configuration says about the samples of its run, None if that is not enough."""
+    if not isinstance(trained_on, dict) or not {"grid", "channels", "file"} <= set(trained_on):
+        return None
+    sizes = trained_on["grid"]
+    whole = isinstance(sizes, list) and all(isinstance(size, int) for size in (*sizes, trained_on["channels"]))
+    return trained_on if whole else None
 
 
 @torch.no_grad()

@@ -53,8 +53,9 @@ class StoredLaw:
         """Read the law from arrays by name: draws take precedence, then stddev or variance, then bands.
 
         Raises:
-            ShapeError: The draws are empty or have no dimension of their own.
-            ParameterError: There is neither mean, band nor draws, or the level is not a probability.
+            ShapeError: The draws are empty or have no dimension of their own, or the ends of bands do not fit.
+            ParameterError: There is neither mean, band nor draws, the level is not a probability, a band is crossed, or
+                standard deviations and variances contradict each other.
         """
         level, band = _level(arrays), "lower" in arrays and "upper" in arrays
         if "draws" in arrays:
@@ -72,8 +73,12 @@ class StoredLaw:
                 "Nothing among them says what to project.",
                 "Save 'mean' (with 'stddev' or 'variance'), 'lower', 'upper' and 'level', or 'draws' with draws first.",
             )
+        if band:
+            _check_band(arrays["lower"], arrays["upper"])
         mean = arrays["mean"] if "mean" in arrays else (arrays["lower"] + arrays["upper"]) / 2
         if "stddev" in arrays:
+            if "variance" in arrays:
+                _check_same(arrays["stddev"], arrays["variance"])
             return cls(mean, arrays["stddev"], None, level)
         if "variance" in arrays:
             with np.errstate(invalid="ignore"):  # negative ones become NaN, which check() rejects
@@ -127,6 +132,37 @@ class StoredLaw:
                     "Nothing can be projected from there.",
                     f"Save an array 'mask' that is True for the cells of the domain, or mend {source}.",
                 )
+
+
+def _check_band(lower: np.ndarray, upper: np.ndarray) -> None:
+    """Check that two ends of a band fit together, and that none is crossed."""
+    if lower.shape != upper.shape:
+        raise ShapeError(
+            f"'lower' has shape {lower.shape}, 'upper' {upper.shape}.",
+            "Together they are the bands of the same cells.",
+            "Give both the shape (*batch, *grid).",
+        )
+    crossed = int((lower > upper).sum())
+    if crossed:
+        raise ParameterError(
+            f"'lower' is above 'upper' in {crossed} of {lower.size} cells.",
+            "A band has its lower end below.",
+            "Swap the two arrays, or mend these cells.",
+        )
+
+
+def _check_same(stddev: np.ndarray, variance: np.ndarray) -> None:
+    """Check that standard deviations and variances of one file agree, to the precision of 32 bits."""
+    try:
+        same = np.allclose(np.square(stddev), variance, rtol=1e-4, atol=0.0, equal_nan=True)
+    except ValueError:
+        same = False
+    if not same:
+        raise ParameterError(
+            f"'stddev' has shape {stddev.shape}, 'variance' {variance.shape}, and its squares are not the variances.",
+            "It is not clear which of them is the spread.",
+            "Leave out one of the two arrays.",
+        )
 
 
 def _level(arrays: Mapping[str, np.ndarray]) -> float:

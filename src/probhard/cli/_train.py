@@ -26,7 +26,7 @@ from probhard._util.atomic import check_space, write_figure, write_text
 from probhard._util.memory import check_memory
 from probhard.cli._bands import BANDS, write_bands
 from probhard.cli._certificate import versions
-from probhard.cli._outputs import check_writable, sha256
+from probhard.cli._outputs import check_own, check_writable, sha256
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import AXES, MASK, VOLUMES, read_spec
@@ -70,7 +70,7 @@ def run(data: Path, config: Path, output: Path) -> None:
     samples = Samples.solved(arrays, spec)
     settings = settings.resolved(samples.cells.grid)
     training, validation, test = (np.sort(part) for part in settings.parts(len(samples)))
-    _check_room(settings, samples, output)
+    check_room(settings, samples, output)
     model = Surrogate.build(settings, samples, training)
     check_constraints(model, samples, np.arange(len(samples)), settings.data_tolerance)  # before anything is written
     model.loss(samples.batch(training[:1]))
@@ -105,7 +105,7 @@ def run(data: Path, config: Path, output: Path) -> None:
     typer.echo(f"Best of {done.epochs} epochs: {done.best_epoch + 1}. Run: {output}")
 
 
-def _check_room(settings: Settings, samples: Samples, output: Path) -> None:
+def check_room(settings: Settings, samples: Samples, output: Path) -> None:
     """Check memory for weights and activations, and space for checkpoints and model."""
     assert settings.modes is not None
     width, layers, grid = settings.width, settings.layers, samples.cells.grid
@@ -134,6 +134,7 @@ def _start(output: Path, content: dict[str, Any], grid: dict[str, np.ndarray]) -
                 "Pass another --output, or remove this folder.",
             )
         return
+    check_own(output, FILES, CONFIG)
     output.mkdir(parents=True, exist_ok=True)
     write_npz(output / GRID, grid)
     write_text(path, yaml.safe_dump(content, sort_keys=False))

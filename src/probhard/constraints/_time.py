@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 from torch import Tensor
 
 from probhard.errors import ShapeError
+
+
+def field_shape(owner: str, shape: Any) -> tuple[int, int]:
+    """The shape (nt, nx) of a field, checked.
+
+    Args:
+        owner: What it is for, for errors.
+        shape: The shape as it was given.
+
+    Raises:
+        ShapeError: It is not two whole numbers of at least 1.
+    """
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else ()
+    if len(sizes) != 2 or not all(isinstance(size, Integral) and int(size) > 0 for size in sizes):
+        raise ShapeError(f"{owner} got shape={shape!r}.", "A field has slices of points.", "Use (nt, nx), time first.")
+    return int(sizes[0]), int(sizes[1])
 
 
 def rows_in_time(b: Tensor, slices: int) -> Tensor:

@@ -25,7 +25,7 @@ class Box(Constraint):
         upper: None, a number, or (*batch, n); inf for no bound.
 
     Raises:
-        InfeasibleError: A lower bound is above its upper bound.
+        InfeasibleError: A lower bound is above its upper bound, or infinite on the wrong side.
         ParameterError: A bound is NaN or not a number.
         ShapeError: The bounds do not broadcast.
     """
@@ -120,6 +120,12 @@ def _bound(value: Any, missing: float, name: str) -> Tensor:
             f"The {name} bound has {int(torch.isnan(bound).sum())} NaN entries.",
             "No value can be compared with NaN.",
             "Use -inf or inf where there is no bound.",
+        )
+    if checking() and bool((bound == -missing).any()):
+        raise InfeasibleError(
+            f"The {name} bound is {-missing:g}.",
+            "No number satisfies it.",
+            f"Use {missing:g} where there is no {name} bound.",
         )
     return bound
 

@@ -124,6 +124,8 @@ class LinearEquality(Constraint):
         rows, b = self.system.map.at(u), self.b.to(u)
         if u.shape[-1] != rows.variables:
             self.check_event(u, "The point")
+        if not self.row_count:
+            return u.new_zeros(u.shape[:-1])
         size = None if size is None else rows.magnitude(size * torch.ones_like(u))
         return relative(rows.apply(u) - b, rows.magnitude(u) + b.abs(), size).amax(-1)
 

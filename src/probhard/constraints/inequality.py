@@ -68,6 +68,7 @@ class LinearInequality(Constraint):
     Raises:
         ShapeError: G and d do not fit.
         ParameterError: G is not finite, d is NaN, or a number is complex.
+        InfeasibleError: An entry of d is -inf.
     """
 
     role: ClassVar[str] = "inequalities"
@@ -101,6 +102,8 @@ class LinearInequality(Constraint):
         broadcast_batch(rows.batch_shape, right.shape[:-1], "G", "d")
         if checking() and bool(torch.isnan(right).any()):
             raise ParameterError("d has NaN entries.", "No value can be compared with NaN.", "Use inf for no bound.")
+        if checking() and bool((right == -torch.inf).any()):
+            raise InfeasibleError("d has entries -inf.", "No point satisfies their rows.", "Use inf for no bound.")
 
     @classmethod
     def between(cls, weights: Tensor, least: Tensor, most: Tensor) -> LinearInequality:

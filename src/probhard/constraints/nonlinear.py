@@ -31,7 +31,7 @@ class NonlinearEquality(Constraint):
             than both apart; must be differentiable.
 
     Raises:
-        ParameterError: ``fn`` is not callable.
+        ParameterError: ``fn`` is not callable, or ``args`` is no tuple.
     """
 
     role: ClassVar[str] = "nonlinear"
@@ -55,6 +55,12 @@ class NonlinearEquality(Constraint):
                 "It must map u (*batch, n) to residuals (*batch, q).",
                 "Pass a function of torch tensors.",
             )
+        if not isinstance(args, tuple | list):
+            raise ParameterError(
+                f"NonlinearEquality got args of the type {type(args).__name__}.",
+                "They are passed to the function one by one.",
+                "Pass a tuple, such as args=(radius,).",
+            )
         self._set(fn=fn, args=tuple(args), given_jacobian=jacobian, pattern=pattern, linearise=linearise)
 
     @property
@@ -67,11 +73,14 @@ class NonlinearEquality(Constraint):
 
     def residual(self, u: Tensor) -> Tensor:
         residual = self.fn(u, *self._args(u))
-        if not isinstance(residual, Tensor) or residual.dim() < 1 or residual.shape[:-1] != u.shape[:-1]:
-            shape = tuple(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
+        known = isinstance(residual, Tensor) and residual.is_floating_point() and residual.dim() > 0
+        if not known or not residual.shape[-1] or residual.shape[:-1] != u.shape[:-1]:
+            shape = (
+                f"{residual.dtype} {tuple(residual.shape)}" if isinstance(residual, Tensor) else type(residual).__name__
+            )
             raise ShapeError(
                 f"The constraint function returned {shape} for points of shape {tuple(u.shape)}.",
-                "It must return one residual per row and point, (*batch, q).",
+                "It must return one real residual per row and point, (*batch, q), and at least one row.",
                 "Keep the leading dimensions: index variables as u[..., i], sum over dim=-1, stack along dim=-1, and "
                 "write a single residual as h.unsqueeze(-1).",
             )

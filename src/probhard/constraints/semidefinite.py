@@ -6,6 +6,7 @@ vectors are Frobenius distances of matrices; ``vectorise`` and ``matrix_of`` con
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,18 +29,20 @@ class PositiveSemidefinite(Cone):
         size: Number of rows and columns.
 
     Raises:
-        ParameterError: The size is less than 1.
+        ParameterError: The size is no whole number of at least 1.
     """
 
     kind: ClassVar[str] = "semidefinite"
     size: int
 
     def __init__(self, size: int) -> None:
-        self._set(size=int(size))
-        if self.size < 1:
+        if not isinstance(size, Integral) or size < 1:
             raise ParameterError(
-                f"{type(self).__name__} got size={size}.", "A matrix has at least one row.", "Pass its number of rows."
+                f"{type(self).__name__} got size={size!r}.",
+                "A matrix has a whole number of rows, at least one.",
+                "Pass it.",
             )
+        self._set(size=int(size))
 
     @property
     def variables(self) -> int:

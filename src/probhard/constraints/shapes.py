@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -127,13 +128,15 @@ def check_slices(owner: Constraint, slices: int) -> int:
         slices: Number of profiles.
 
     Raises:
-        ParameterError: There is none.
+        ParameterError: It is no whole number of at least 1.
     """
-    if slices < 1:
+    if not isinstance(slices, Integral) or slices < 1:
         raise ParameterError(
-            f"{type(owner).__name__} got slices={slices}.", "It needs at least one profile.", "Pass slices >= 1."
+            f"{type(owner).__name__} got slices={slices!r}.",
+            "It needs a whole number of profiles, at least one.",
+            "Pass slices >= 1.",
         )
-    return slices
+    return int(slices)
 
 
 def profiles(u: Tensor, slices: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from probhard.constraints._time import field_shape
 from probhard.constraints.base import Constraint
 from probhard.constraints.intersection import check_constraint
 from probhard.errors import ShapeError
@@ -23,9 +24,7 @@ def per_slice(constraint: Constraint, shape: tuple[int, int]) -> Any:
         ParameterError: The constraint cannot be lifted.
     """
     check_constraint(constraint, "per_slice")
-    slices, width = shape
-    if min(shape) < 1:
-        raise ShapeError(f"per_slice got shape={shape}.", "A field has slices of points.", "Use (nt, nx), time first.")
+    slices, width = field_shape("per_slice", shape)
     if constraint.variables not in (None, width):
         raise ShapeError(
             f"per_slice got a constraint on {constraint.variables} variables and slices of {width}.",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from probhard._util.tensors import checking
 from probhard.constraints._reals import reals
-from probhard.constraints._time import numbers_in_time
+from probhard.constraints._time import field_shape, numbers_in_time
 from probhard.constraints.base import Constraint, immutable
 from probhard.constraints.shapes import (
     SLACK,
@@ -30,7 +30,7 @@ from probhard.constraints.shapes import (
     profiles,
     slices_text,
 )
-from probhard.errors import ParameterError, ShapeError, optional
+from probhard.errors import ParameterError, optional
 
 
 @immutable
@@ -177,18 +177,14 @@ class TotalVariationDiminishing(Constraint):
         shape: (nt, nx); the field is flattened time-major.
 
     Raises:
-        ShapeError: A size is less than 1.
+        ShapeError: It is not two whole numbers of at least 1.
     """
 
     role: ClassVar[str] = "diminishing"
     shape: tuple[int, int]
 
     def __init__(self, shape: tuple[int, int]) -> None:
-        self._set(shape=(int(shape[0]), int(shape[1])))
-        if min(self.shape) < 1:
-            raise ShapeError(
-                f"The field has shape {self.shape}.", "It needs slices and points.", "Pass shape=(nt, nx), time first."
-            )
+        self._set(shape=field_shape("TotalVariationDiminishing", shape))
 
     @property
     def variables(self) -> int:

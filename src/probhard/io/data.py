@@ -52,7 +52,7 @@ class Data:
         if isinstance(value, str) and value in self.arrays:
             return self.arrays[value]
         try:
-            if value is not None:
+            if value is not None and not isinstance(value, bool):
                 return np.asarray(value, dtype=np.float64)  # YAML reads 1e-3 as text
         except (TypeError, ValueError):
             pass

@@ -37,13 +37,28 @@ def read_plain(path: Path, kind: str, start: str) -> Any:
             raise ValueError(f"more than {LARGEST} bytes")
         text = content.decode("utf-8")
         _check(text)
-        return yaml.safe_load(text)
+        return yaml.load(text, _loader())
     except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
         raise ParameterError(
             f"The {kind} {path} cannot be read ({error}).",
             "It must be YAML of plain values.",
             f"Start from '{start}'.",
         ) from error
+
+
+def _loader() -> Any:
+    """A loader of plain values that raises ValueError where a mapping has a key twice."""
+    import yaml
+
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+            keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            for number, (tag, value) in enumerate(keys):
+                if (tag, value) in keys[:number]:
+                    raise ValueError(f"the key {value!r} is there twice")
+            return super().construct_mapping(node, deep)
+
+    return Strict
 
 
 def _check(text: str) -> None:

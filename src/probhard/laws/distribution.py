@@ -40,7 +40,8 @@ class LocationScale(td.Distribution):
 
     Raises:
         ShapeError: If the shapes of loc and cov do not fit.
-        ParameterError: If values are checked and one is NaN, infinite or a negative variance.
+        ParameterError: If cov or family is of another kind; if values are checked and one is NaN, infinite or a
+            negative variance.
     """
 
     arg_constraints: dict[str, Support] = {}  # noqa: RUF012
@@ -49,9 +50,16 @@ class LocationScale(td.Distribution):
     feasible = False  # draws of an unprojected law obey no constraint
 
     def __init__(self, loc: Tensor, cov: Covariance, family: Family = NORMAL, validate_args: bool = True) -> None:
-        if loc.dim() == 0 or loc.shape[-1] != cov.shape[-1]:
+        if not isinstance(cov, Covariance) or not isinstance(family, Family):
+            raise ParameterError(
+                f"LocationScale got a covariance of the type {type(cov).__name__} and a family of the type "
+                f"{type(family).__name__}.",
+                "They say how the variables spread and what their law is.",
+                "Pass ph.Diagonal(variance), or another covariance, and a family such as ph.NORMAL.",
+            )
+        if loc.dim() == 0 or loc.shape[-1:] != cov.shape[-1:]:
             raise ShapeError(
-                f"LocationScale got loc {tuple(loc.shape)} and a covariance over {cov.shape[-1]} variables.",
+                f"LocationScale got loc {tuple(loc.shape)} and a covariance of shape {tuple(cov.shape)}.",
                 "Both must describe the same n variables in their last dimension.",
                 "Check the size of the network's mean and variance heads.",
             )

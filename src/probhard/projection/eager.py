@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch import distributions as td
 
+from probhard._util.tensors import checking
 from probhard.constraints.base import Constraint
 from probhard.errors import ParameterError
 from probhard.projection.projected import Projected
@@ -40,6 +42,28 @@ def breaks_graph(constraint: Constraint) -> bool:
             "Export DPPL(..., iterations=K): a fixed number of iterations, with a residual.",
         )
     return torch.compiler.is_dynamo_compiling()
+
+
+def check_vmap(constraint: Constraint, z: Tensor) -> None:
+    """Check that points inside ``torch.func.vmap`` have a projection that looks at no numbers.
+
+    Args:
+        constraint: The constraint.
+        z: The points.
+
+    Raises:
+        ParameterError: It has none.
+    """
+    if checking() or torch.compiler.is_compiling() or tuple(part.role for part in constraint.parts()) in TRACED:
+        return
+    while torch._C._functorch.is_functorch_wrapped_tensor(z):
+        if torch._C._functorch.is_batchedtensor(z):
+            raise ParameterError(
+                f"torch.func.vmap got an exact projection on {constraint!r}.",
+                "Its solver looks at numbers, which vmap hides.",
+                "Pass all points at once as (batch, n), without vmap, or use DPPL(..., iterations=K).",
+            )
+        z = torch._C._functorch.get_unwrapped(z)
 
 
 class EagerProjected(Projected):

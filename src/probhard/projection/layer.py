@@ -30,7 +30,7 @@ from probhard.laws.distribution import LocationScale, as_location_scale
 from probhard.metric import Metric, as_metric
 from probhard.projection.base import Options, Projector, Solution
 from probhard.projection.dispatch import projector_of
-from probhard.projection.eager import breaks_graph, outside
+from probhard.projection.eager import breaks_graph, check_vmap, outside
 from probhard.projection.frozen import FrozenIterations, FrozenProjection, frozen
 from probhard.projection.policy import FAILURES, FEWER_RESTARTS, RESTARTS, Failures, Policy, blanked
 from probhard.projection.projected import Projected
@@ -38,6 +38,7 @@ from probhard.projection.second_order import second_order
 
 COVARIANCES = ("auto", "delta", "second-order", "censored", "mean-field", "monte-carlo", "keep")
 CURVATURES = ("gauss-newton", "exact")
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class DPPL(nn.Module):
@@ -204,13 +205,13 @@ class DPPL(nn.Module):
         """
         if self.iterations is None and breaks_graph(constraint):
             return cast(Solution, outside(self.project_samples, samples, constraint))
+        samples = _at_least_single(samples)
         if samples.dim() < 2 or (samples.shape[0] < 2 and not self.metric.fixed):
             raise ShapeError(
                 f"The samples have shape {tuple(samples.shape)}.",
                 "Their shape is (S, *batch, n), and the oblique metric needs at least two samples for a variance.",
                 "Stack the members of the ensemble along a new first dimension.",
             )
-        samples = _at_least_single(samples)
         if self.validate_args and checking():
             check_finite("The sample", samples)
         with no_autocast(samples):
@@ -240,6 +241,8 @@ class DPPL(nn.Module):
         self, z: Tensor, cov: Covariance | None, constraint: Constraint, oblique: bool | None = None
     ) -> Projector:
         """The projector for this constraint and metric, and points like z; ``oblique`` if W is their covariance."""
+        if self.iterations is None:
+            check_vmap(constraint, z)
         if cov is not None:
             _check_cov(z, cov)
         weight = cov if self.metric.oblique and cov is not None else self.metric.weight(z, cov)
@@ -274,10 +277,15 @@ def _check_cov(z: Tensor, cov: Covariance) -> None:
 
 def _at_least_single(x: Tensor) -> Tensor:
     """Convert half precision to float32: it is too coarse for constraints."""
-    if not x.is_floating_point():
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or not x.dim():
+        found = f"{x.layout} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ShapeError(
+            f"The points are {found}.", "They are a dense tensor (*batch, n).", "Convert them with torch.as_tensor."
+        )
+    if x.dtype not in PRECISIONS:
         raise ParameterError(
             f"The points have the dtype {x.dtype}.",
-            "Projected values are not integers.",
+            "Projected values are real numbers of single or double precision.",
             "Pass x.float() or x.double().",
         )
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from probhard._util.lru import Recent
-from probhard._util.tensors import broadcast, checking
+from probhard._util.tensors import broadcast, checking, no_transforms
 from probhard.constraints.shapes import SLACK
 from probhard.projection.diagnosis import check_capacity
 from probhard.projection.parts import Parts
@@ -98,7 +98,8 @@ def lift(parts: Parts) -> Lifting:
     objects += [part.prepared for part in parts.inequalities]
     shapes = tuple(shape.key for shape in parts.shapes)
     key = (parts.variables, tuple(objects), parts.linear is None, shapes)
-    return _KNOWN.get(key, lambda: _lifted(parts))
+    with no_transforms():  # what is kept must not belong to one call of torch.func
+        return _KNOWN.get(key, lambda: _lifted(parts))
 
 
 def shared(parts: Parts) -> bool:

@@ -100,16 +100,16 @@ class Projected(td.Distribution):
 
     @property
     def feasible(self) -> bool:
-        """Whether the mean is feasible to the tolerance of draws: always, unless it comes from ``iterations``.
+        """Whether the mean is feasible to the tolerance of draws: always without ``iterations`` and flagged failures.
 
         Of a correction, also whether every draw is feasible by design.
         """
         if not self.projector.guaranteed:
             return False
-        if not self.policy.approximate:
+        if not self.policy.approximate and self.policy.on_failure != "flag":
             return True
         if not checking():  # a graph cannot tell
-            return False
+            return not self.policy.approximate
         mean = self.mean.detach()
         size = torch.maximum(mean.abs(), self.base.loc.detach().abs()).amax(-1, keepdim=True)
         return bool((self.constraint.relative_violation(mean, size) <= TOLERANCE[mean.dtype]).all())
