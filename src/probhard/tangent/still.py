@@ -4,9 +4,9 @@ With ``W = R R^T``, the factor is the triangle of ``B = A R = L Q^T``. It sees t
 
     W A^T (A W A^T)^-1 r  =  R Q L^-1 r.
 
-Where variables have weight 0, rows of B may vanish or depend on each other. A pivoted QR of its scaled rows finds as few
-as possible. They get a column of their own in B, which R does not have. So the other rows are solved without them, and
-they hold afterwards if they held before. Forests and disjoint rows leave such rows out by themselves.
+Where variables have weight 0, rows of B may vanish or depend on each other. A pivoted QR of its scaled rows finds as
+few as possible. They get a column of their own in B, which R does not have. So the other rows are solved without them,
+and they hold afterwards if they held before. Forests and disjoint rows leave such rows out by themselves.
 """
 
 from __future__ import annotations
