@@ -156,7 +156,7 @@ class _Search:
         known, curved = torch.zeros(self.lead, dtype=torch.bool), len(next(iter(found.values())).multiplier)
 
         def placed_in(shape: tuple[int, ...], one: Callable[[Found], np.ndarray]) -> Tensor:
-            whole = self.z.new_zeros(*self.lead, *shape)
+            whole = self.z.new_zeros((*self.lead, *shape))
             for at, answer in found.items():
                 whole[at], known[at] = torch.from_numpy(np.asarray(one(answer), dtype=float)), True
             return whole

@@ -22,6 +22,7 @@ from probhard.solvers.decimals import Nearest, Sides, nearest
 
 STEPS, HALVINGS = 30, 12
 SETTLED = 1e-11  # length of the last step, relative to the point and, in the metric, to the distance
+BALANCED = 1e-9  # largest force of the bend on the last step, relative to that of g
 
 
 class Functions(Protocol):
@@ -84,7 +85,8 @@ def solve(z: np.ndarray, root: np.ndarray, sides: Sides, functions: Functions, s
         if answer is None:
             return None
         moved, y = answer.face - u, np.maximum(-answer.multiplier[len(sides.lower) :], 0.0)
-        if step > 1 and _settled(root, answer.face, moved, answer.face - z):
+        balanced = np.abs(bend @ moved).max() <= BALANCED * np.abs(y @ slope).max()  # the bend exerts no force
+        if step > 1 and balanced and _settled(root, answer.face, moved, answer.face - z):
             return Found(answer, np.eye(len(z)) - weight @ bend, weight, y, step)
         length, size, penalty = 1.0, np.abs(moved).max(), max(penalty, 2 * float(y.max(initial=0.0)))
         if step > 1 and size > 0.5 * last:
