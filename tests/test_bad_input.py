@@ -127,7 +127,7 @@ BAD = {
     ),
     "no variable may move": (lambda: DPPL()((zeros(5), zeros(5)), ROW), InfeasibleError, ["0", "variance"]),
     "one family may not move": (
-        lambda: DPPL()((zeros(7), torch.tensor([1.0, 0, 1, 0, 0, 1, 1], dtype=DOUBLE)), hierarchy()),
+        lambda: DPPL()((ones(7), torch.tensor([1.0, 0, 1, 0, 0, 1, 1], dtype=DOUBLE)), hierarchy()),
         InfeasibleError,
         ["variance"],
     ),
@@ -137,7 +137,7 @@ BAD = {
         ["variance"],
     ),
     "an immutable family": (
-        lambda: DPPL()(law(7), hierarchy(immutable=["left", "a", "b"], names=NAMES)),
+        lambda: DPPL()((ones(7), ones(7)), hierarchy(immutable=["left", "a", "b"], names=NAMES)),
         InfeasibleError,
         ["fixed"],
     ),

@@ -31,6 +31,7 @@ class ProgramRows:
         plain = kinds.Inequality, kinds.NonPos, kinds.NonNeg, kinds.Equality, kinds.Zero
         self._rows = [(c, isinstance(c, plain)) for c in constraints]
         self._u = u
+        self.plain = all(isinstance(c, kinds.Inequality | kinds.NonPos) for c in constraints)
         self.count = sum(c.size if single else 1 for c, single in self._rows)
 
     def residuals(self) -> np.ndarray:
@@ -42,6 +43,12 @@ class ProgramRows:
         with np.errstate(all="ignore"):  # cvxpy divides by norms, also by 0
             values = [np.ravel(c.residual if single else np.max(c.residual), order="F") for c, single in self._rows]
         return np.concatenate(values).astype(float)
+
+    def smooth(self) -> tuple[np.ndarray, np.ndarray]:
+        """Left minus right sides of inequalities between expressions, (count,), and their slopes, (count, n)."""
+        with np.errstate(all="ignore"):
+            values, slopes = self.residuals(), [slope(c.expr, self._u, np.nan) for c, _ in self._rows]
+        return values, np.concatenate(slopes)
 
     def scales(self) -> np.ndarray:
         """Size of the terms that cancel in each row, (count,)."""
@@ -69,9 +76,9 @@ class ProgramRows:
         return np.abs(slope(expression, self._u))
 
 
-def slope(expression: Any, u: Any) -> np.ndarray:
-    """The derivative of an expression in u, (size, n); 0 where it has none."""
+def slope(expression: Any, u: Any, none: float = 0.0) -> np.ndarray:
+    """The derivative of an expression in u, (size, n); ``none`` where it has none."""
     found = expression.grad.get(u)
     if found is None:
-        return np.zeros((expression.size, u.size))
+        return np.full((expression.size, u.size), none)
     return np.asarray(found.toarray() if sp.issparse(found) else found).reshape(u.size, expression.size).T

@@ -222,6 +222,16 @@ class ProgramStructure:
                 )
         return described
 
+    @property
+    def plain(self) -> bool:
+        """Whether all constraints are inequalities between expressions."""
+        return not (self.moving.count or len(self.equations[1])) and self.inequalities.plain
+
+    def smooth(self, u: np.ndarray, data: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Values (k,) and slopes (k, n) of inequalities at a point (n,); NaN where cvxpy has no slope."""
+        self.place(u, data)
+        return self.inequalities.smooth()
+
     def place(self, u: np.ndarray, data: list[np.ndarray]) -> None:
         """Set the point (n,) and the parameters at which rows are evaluated."""
         self._u.value = u

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,7 @@ from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking
 from probhard.projection.base import Solution, Stats
 from probhard.projection.parts import Parts
-from probhard.tangent.base import Differential
+from probhard.tangent import ChosenTangent, Differential
 
 ROUNDING = 1e-15
 
@@ -78,3 +81,25 @@ def within(u: Tensor, z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 def placed(u: Tensor, target: Tensor) -> Tensor:
     """The numbers of ``target``, exactly, with the gradients of u: ``u + (target - u)`` would round."""
     return target.detach() + (u - u.detach()) if torch.is_grad_enabled() else target
+
+
+def replaced(first: Solution, second: Solution, z: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
+    """The first solution, with the points that only the second one found.
+
+    Args:
+        first: The solution of the projector.
+        second: Another one, over the same leading dimensions.
+        z: Points to project, (*lead, n).
+        solve: The projector, by which gradients of the first solution are computed without its failed points.
+    """
+    good = second.stats.converged & ~first.stats.converged
+    if not bool(good.any()):
+        return first
+    if torch.is_grad_enabled() and first.value.requires_grad:  # gradients of failed points may be NaN
+        again = solve(torch.where(good.unsqueeze(-1), second.value.detach(), z))
+        both = again.stats.converged & first.stats.converged  # a point may depend on others of its batch
+        first = replace(again, stats=replace(again.stats, converged=both))
+    residual = torch.where(good, second.stats.residual, first.stats.residual)
+    stats = replace(first.stats, residual=residual, converged=good | first.stats.converged)
+    value = torch.where(good.unsqueeze(-1), second.value, first.value)
+    return Solution(value, ChosenTangent(good, second.tangent, first.tangent), stats)

@@ -27,6 +27,7 @@ from probhard.laws.covariance import Covariance, Dense, Diagonal
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.compiled_program import compiled_of
 from probhard.projection.parts import Parts
+from probhard.projection.smooth_sets import smoothly
 from probhard.solvers.cone import Report
 from probhard.tangent import Differential, tangent_of
 
@@ -62,7 +63,7 @@ class ProgramProjector(Projector):
         self.held = None if parts.linear is None else parts.linear.system.held
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
-        return self.solved(z)
+        return smoothly(self.parts, self.weight, z, self.solved(z), self.solved)
 
     def solved(self, z: Tensor, only: Tensor | None = None) -> Solution:
         """Project points z (*lead, n): all, or ``only`` some (*lead,) bool; the others are not converged.

@@ -29,6 +29,7 @@ from probhard.projection.inactive import without_curved
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
 from probhard.projection.nonlinear_diagnosis import Attempt
 from probhard.projection.parts import Parts
+from probhard.projection.smooth_sets import smoothly
 from probhard.tangent import Differential
 
 
@@ -68,9 +69,12 @@ class CurvedProjector(Projector):
         self.function = JointFunction(parts, self.weight.new_empty(0))
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
-        return without_curved(
-            self.parts, Diagonal(self.weight), self.options, z, lambda point: self._solved(point, start)
-        )
+        weight = Diagonal(self.weight)
+
+        def solved(point: Tensor) -> Solution:
+            return without_curved(self.parts, weight, self.options, point, lambda own: self._solved(own, start))
+
+        return smoothly(self.parts, weight, z, solved(z), solved)
 
     def _solved(self, z: Tensor, start: Tensor | None) -> Solution:
         n, options = self.parts.variables, self.options

@@ -20,6 +20,7 @@ from probhard.projection.iterated import IteratedProjector, iterated
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import parts_of
 from probhard.solvers.splitting import L1Block, SplitProblem, iterate
+from probhard.tangent.linear import unmoved
 
 
 class FrozenProjection(nn.Module):
@@ -166,7 +167,10 @@ def frozen(
     with torch.no_grad():
         weight, parts = metric.weight(zero, None), parts_of(constraint, n)
         if parts.linear is not None and parts.only_equalities and parts.nonlinear is None:
-            solution = LinearProjector(parts.linear, weight, options).solve(zero)
+            projector = LinearProjector(parts.linear, weight, options)
+            if projector.still:
+                raise unmoved()
+            solution = projector.solve(zero)
             return FrozenProjection(solution.tangent.apply(torch.eye(n).to(zero)).mT.contiguous(), solution.value)
         iterated(parts)  # checks them
         return FrozenIterations(IteratedProjector(parts, weight, options))

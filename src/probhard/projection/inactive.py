@@ -16,12 +16,12 @@ from probhard._util.numerics import TOLERANCE
 from probhard._util.tensors import checking
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.projection.base import Options, Projector, Solution
+from probhard.projection.checked import replaced
 from probhard.projection.coupled import CoupledProjector
 from probhard.projection.lifting import shared
 from probhard.projection.linear import LinearProjector
 from probhard.projection.parts import Parts
 from probhard.projection.polyhedral import FaceProjector
-from probhard.projection.second_try import replaced
 
 
 def without_curved(

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probhard._util.tensors import broadcast, checking, matvec
+from probhard._util.tensors import checking, matvec
 from probhard.laws.covariance import Covariance
 from probhard.projection.base import Solution
-from probhard.projection.checked import feasible, finished, placed, within
-from probhard.projection.lifting import joined, linear_costs, right_sides
+from probhard.projection.checked import feasible, finished, placed, replaced, within
+from probhard.projection.lifting import linear_costs, root_of, sides_of
 from probhard.projection.parts import Parts
-from probhard.projection.second_try import by_program, replaced
+from probhard.projection.second_try import by_program
 from probhard.solvers.decimals import Nearest, Sides, nearest
 from probhard.tangent import MatrixTangent
 
@@ -53,12 +53,12 @@ def _in_decimals(parts: Parts, weight: Covariance, z: Tensor, solve: Callable[[T
     solution = solve(z)
     like = torch.empty(0, dtype=torch.float64, device=z.device)
     at = torch.nonzero(~solution.stats.converged)
-    rows, own, lower, upper = _sides(parts, like)
+    rows, own, lower, upper = sides_of(parts, like)
     n, lead = parts.variables, solution.value.shape[:-1]
     size = n + own.shape[-1]
     if size > LARGEST or not len(at):
         return solution
-    root = _root(parts, weight).expand(*lead, n, -1).detach()
+    root = root_of(parts, weight).expand(*lead, n, -1).detach()
     point = z.to(torch.float64).expand(*lead, n)
     rows = rows.expand(*lead, *rows.shape[-2:])
     lower, upper = (x.expand(*lead, x.shape[-1]) for x in (lower, upper))
@@ -98,44 +98,3 @@ class _Found:
             kept: Tensor = getattr(self, name)
             kept[at] = torch.from_numpy(own).to(kept)
         self.known[at] = True
-
-
-def _root(parts: Parts, weight: Covariance) -> Tensor:
-    """R with ``W = R R^T``, (*batch, n, r); 0 in the rows of variables that constraints hold."""
-    root = weight.to(torch.float64).root_matrix()
-    if parts.linear is not None and parts.linear.system.held is not None:
-        root = root.index_fill(-2, parts.linear.system.held.to(root.device), 0.0)
-    return root
-
-
-def _sides(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows on u (*batch, p, n) and on auxiliary variables (p, k), and their two sides (*batch, p).
-
-    The last rows are those of bounds: on u, and 0 for auxiliary variables.
-    """
-    n, free = parts.variables, torch.inf
-    on_u: list[Tensor] = []
-    own: list[Tensor] = []
-    lower: list[Tensor] = []
-    sides = right_sides(parts, like)
-    if parts.linear is not None:
-        rows = parts.linear.system.map.at(like).dense()
-        on_u, own, lower = [rows], [like.new_zeros(rows.shape[-2], 0)], [sides[0]]
-    for part in parts.inequalities:
-        on_u.append(part.prepared.map.at(like).dense())
-        own.append(like.new_zeros(on_u[-1].shape[-2], 0))
-        lower.append(like.new_full((on_u[-1].shape[-2],), -free))
-    for shape in parts.shapes:
-        lifted = shape.lifted(n)
-        on_u.append(torch.from_numpy(lifted.on_u.toarray()).to(like))
-        own.append(torch.from_numpy(lifted.own.toarray()).to(like))
-        lower.append(sides[len(lower)])
-    extra = torch.block_diag(*own, like.new_zeros(n, 0)) if own else like.new_zeros(n, 0)
-    count = extra.shape[-1]
-    box = parts.bounds(like)
-    shape_ = broadcast(*(rows.shape[:-2] for rows in on_u)) if on_u else torch.Size()
-    ends = [torch.eye(n).to(like), like.new_zeros(count, n)]
-    matrix = torch.cat([rows.expand(*shape_, *rows.shape[-2:]) for rows in (*on_u, *ends)], -2)
-    extra = torch.cat([extra, torch.eye(count).to(like)])
-    zeros = like.new_zeros(count)
-    return matrix, extra, joined([*lower, box[0], zeros]), joined([*sides, box[1], zeros + free])

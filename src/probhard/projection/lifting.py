@@ -22,6 +22,7 @@ from torch import Tensor
 from probhard._util.lru import Recent
 from probhard._util.tensors import broadcast, checking, no_transforms
 from probhard.constraints.shapes import SLACK
+from probhard.laws.covariance import Covariance
 from probhard.projection.diagnosis import check_capacity
 from probhard.projection.parts import Parts
 from probhard.rows.dense import NullRows
@@ -178,3 +179,44 @@ def without_complement(system: LinearSystem) -> LinearSystem:
         if checking():  # tensors of a traced graph must not outlive it
             vars(system)["_rows_form"] = twin
     return twin
+
+
+def root_of(parts: Parts, weight: Covariance) -> Tensor:
+    """R with ``W = R R^T``, (*batch, n, r); 0 in the rows of variables that constraints hold."""
+    root = weight.to(torch.float64).root_matrix()
+    if parts.linear is not None and parts.linear.system.held is not None:
+        root = root.index_fill(-2, parts.linear.system.held.to(root.device), 0.0)
+    return root
+
+
+def sides_of(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows on u (*batch, p, n) and on auxiliary variables (p, k), and their two sides (*batch, p).
+
+    The last rows are those of bounds: on u, and 0 for auxiliary variables.
+    """
+    n, free = parts.variables, torch.inf
+    on_u: list[Tensor] = []
+    own: list[Tensor] = []
+    lower: list[Tensor] = []
+    sides = right_sides(parts, like)
+    if parts.linear is not None:
+        rows = parts.linear.system.map.at(like).dense()
+        on_u, own, lower = [rows], [like.new_zeros(rows.shape[-2], 0)], [sides[0]]
+    for part in parts.inequalities:
+        on_u.append(part.prepared.map.at(like).dense())
+        own.append(like.new_zeros(on_u[-1].shape[-2], 0))
+        lower.append(like.new_full((on_u[-1].shape[-2],), -free))
+    for shape in parts.shapes:
+        lifted = shape.lifted(n)
+        on_u.append(torch.from_numpy(lifted.on_u.toarray()).to(like))
+        own.append(torch.from_numpy(lifted.own.toarray()).to(like))
+        lower.append(sides[len(lower)])
+    extra = torch.block_diag(*own, like.new_zeros(n, 0)) if own else like.new_zeros(n, 0)
+    count = extra.shape[-1]
+    box = parts.bounds(like)
+    shape_ = broadcast(*(rows.shape[:-2] for rows in on_u)) if on_u else torch.Size()
+    ends = [torch.eye(n).to(like), like.new_zeros(count, n)]
+    matrix = torch.cat([rows.expand(*shape_, *rows.shape[-2:]) for rows in (*on_u, *ends)], -2)
+    extra = torch.cat([extra, torch.eye(count).to(like)])
+    zeros = like.new_zeros(count)
+    return matrix, extra, joined([*lower, box[0], zeros]), joined([*sides, box[1], zeros + free])

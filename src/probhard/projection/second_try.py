@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,33 +10,11 @@ from torch import Tensor
 from probhard.errors import MissingExtraError
 from probhard.laws.covariance import Covariance
 from probhard.projection.base import Options, Solution
+from probhard.projection.checked import replaced
 from probhard.projection.convex_program import ProgramProjector
 from probhard.projection.parts import Parts
-from probhard.tangent import ChosenTangent
 
 MOST = 128  # points for the solver of convex programs, about 1 s; more stay flagged
-
-
-def replaced(first: Solution, second: Solution, z: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
-    """The first solution, with the points that only the second one found.
-
-    Args:
-        first: The solution of the projector.
-        second: Another one, over the same leading dimensions.
-        z: Points to project, (*lead, n).
-        solve: The projector, by which gradients of the first solution are computed without its failed points.
-    """
-    good = second.stats.converged & ~first.stats.converged
-    if not bool(good.any()):
-        return first
-    if torch.is_grad_enabled() and first.value.requires_grad:  # gradients of failed points may be NaN
-        again = solve(torch.where(good.unsqueeze(-1), second.value.detach(), z))
-        both = again.stats.converged & first.stats.converged  # a point may depend on others of its batch
-        first = replace(again, stats=replace(again.stats, converged=both))
-    residual = torch.where(good, second.stats.residual, first.stats.residual)
-    stats = replace(first.stats, residual=residual, converged=good | first.stats.converged)
-    value = torch.where(good.unsqueeze(-1), second.value, first.value)
-    return Solution(value, ChosenTangent(good, second.tangent, first.tangent), stats)
 
 
 def by_program(

@@ -36,6 +36,7 @@ class Nearest:
     pull: np.ndarray  # W^-1 (u - z), (n,)
     lift: np.ndarray  # du/dside for active rows, 0 for the others, (n, rows)
     side: np.ndarray  # -1 where a row is active at its lower side, 1 at its upper, 0 elsewhere, (rows,)
+    multiplier: np.ndarray  # y with W^-1 (u - z) = rows^T y, at most 0 at upper sides, (rows,)
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,16 @@ class _Search:
         sign = np.array([1 if row < self.count else -1 for row in self.active], dtype=object)
         side = np.zeros(self.count, dtype=np.int8)
         side[which] = -sign.astype(np.int8)
-        lift = np.zeros((self.n, self.count))
+        lift, multiplier = np.zeros((self.n, self.count)), np.zeros(self.count)
         tangent, pull, face = np.eye(self.n), np.zeros(self.n), value
         if which:
             rows = self.rows[which] * sign[:, None]  # (k, n)
             pulled = self.exact_root.dot(self.normals[self.active][:, :own].T).dot(self.inverse)  # W C^T M^-1, (n, k)
             tangent = (np.array([[Decimal(int(x)) for x in row] for row in tangent]) - pulled.dot(rows)).astype(float)
             lift[:, which] = (pulled * sign).astype(float)
+            multiplier[which] = (self.multiplier * sign).astype(float)
             pull, face = rows.T.dot(self.multiplier).astype(float), value + pulled.dot(self.room[which])
-        return Nearest(value.astype(float), face.astype(float), tangent, pull, lift, side)
+        return Nearest(value.astype(float), face.astype(float), tangent, pull, lift, side, multiplier)
 
 
 def _exact(x: np.ndarray | float) -> np.ndarray:

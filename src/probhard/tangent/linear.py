@@ -146,22 +146,29 @@ class Tangent(Differential):
         """``diag(P R (P R)^T)`` for a dense covariance with root R: a sum of squares over its columns."""
         return self.apply(self._columns(cov.root_matrix())).square().sum(0)
 
+    @property
+    def regular(self) -> bool:
+        """Whether ``A W A^T`` is regular: every row has a variable to move."""
+        return bool((self.pivots().detach() > 0).all())
+
     def check(self) -> Self:
         """Check that every row has a variable to move, in eager mode only.
 
         Raises:
             InfeasibleError: If ``A W A^T`` is singular.
         """
-        if checking():
-            pivots = self.pivots().detach()
-            low = pivots.amin() if pivots.numel() else torch.ones(())
-            if not bool(low > 0):
-                raise InfeasibleError(
-                    f"The metric leaves a constraint row no variable to move (smallest pivot {float(low):.3g}).",
-                    "All variables of that row have zero variance, are fixed, or depend on each other.",
-                    "Give at least one of them a positive variance, or use the orthogonal metric.",
-                )
+        if checking() and not self.regular:
+            raise unmoved()
         return self
+
+
+def unmoved(where: str = "") -> InfeasibleError:
+    """The error for a row that no variable can move."""
+    return InfeasibleError(
+        f"The metric leaves a constraint row no variable to move{where} (smallest pivot 0).",
+        "All variables of that row have zero variance, are fixed, or depend on each other.",
+        "Give at least one of them a positive variance, or use the orthogonal metric.",
+    )
 
 
 class DiagonalTangent(Tangent):
