@@ -149,6 +149,8 @@ class Options:
         validate: Check values in eager mode.
         restarts: Number of shifted starts for points that a nonlinear projection does not find from z.
         iterations: Number of branch-free iterations for polyhedral sets; None for exact methods.
+        last_resort: Whether points that a polyhedral method flags are found again by slower ones; not inside the steps
+            of another method, which has slower ones of its own.
     """
 
     oblique: bool = False
@@ -158,3 +160,4 @@ class Options:
     validate: bool = True
     restarts: int = 2
     iterations: int | None = None
+    last_resort: bool = True

@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -109,8 +109,8 @@ def _chosen(plan: Plan, weight: Covariance, options: Options) -> Projector:
     direct = reduced(plan.parts, weight, options)
     if direct is None and _factored(plan.parts, weight):
         assert isinstance(weight, Factored)
-        own = Diagonal(weight.diagonal_part)
-        inner = reduced(plan.parts, own, options) or _routed(plan, own, options)
+        own, plain = Diagonal(weight.diagonal_part), replace(options, last_resort=False)
+        inner = reduced(plan.parts, own, plain) or _routed(plan, own, plain)
         return FactoredProjector(inner, plan.parts, weight, options)
     return direct or _routed(plan, weight, options)
 

@@ -78,6 +78,8 @@ class FaceProjector(Projector):
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         if self.set.system is None:
             return self._clipped(z)
+        if not self.options.last_resort:
+            return self._solved(z)
         return completed(self.parts, Diagonal(self.weight), z, self._solved)
 
     def _solved(self, z: Tensor) -> Solution:
