@@ -13,20 +13,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import floored
+from probhard._util.numerics import TINY, floored
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.shapes import SLACK
 from probhard.laws.covariance import Diagonal
 from probhard.projection.curved_functions import JointFunction
-from probhard.solvers import barrier, sqp, sqp_active, sqp_dense
+from probhard.solvers import barrier, restoration, sqp, sqp_active, sqp_dense
 from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
-BARRIER, ACTIVE = "barrier", "active sets"  # methods
+BARRIER, ACTIVE, NEARER, THOROUGH = "barrier", "active sets", "nearer centre", "followed"  # methods
 ROUNDS = 3  # of active sets, for many variables
 SWEEPS = 12  # over the sides
 TRIES = 2  # sweeps in which a point may fail to converge on its face
+FOLLOWED = 14  # steps from another centre to the own one
+FIRST_PART, SMALLEST_PART = 0.25, 0.01  # share of the way of the first step, and of one that is too short
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
+ROUGH = 1e-3  # relative residual of points whose centre is moved towards them
+NEARBY = 1e-2  # size of points relative to their way, below which it is
 ROUNDING = 1e-12  # of a function, relative to its terms
 
 
@@ -50,6 +54,10 @@ class FacePoints:
             self.iterates.placed(index, part.iterates),
             self.settled.index_copy(0, index, part.settled),
         )
+
+    def taken(self, index: Tensor) -> FacePoints:
+        """The points with these indices (k,)."""
+        return FacePoints(self.side[index], self.iterates.take(index), self.settled[index])
 
     def reshaped(self, lead: torch.Size) -> FacePoints:
         """The points with their first dimension split into ``lead``."""
@@ -96,20 +104,32 @@ class FaceSearch:
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
-            points = points.placed(left, self._tried(attempt, part, few, guess.index_select(0, left)))
-        return points.reshaped(lead)
+            if attempt == NEARER:
+                tried = self._nearer(part, few, points.taken(left))
+            else:
+                tried = self._tried(attempt, part, few, guess.index_select(0, left))
+            points = points.placed(left, tried)
+        return self._nearer(equation, problem, points).reshaped(lead)
 
     def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[str | int]:
-        """What is tried in turn for points that the sweep does not settle: a method, or the number of a start."""
+        """What is tried in turn for points that the sweep does not settle: a method, or the number of a start.
+
+        Negative numbers are starts that are restored and followed, see ``_followed``.
+        """
         if not sqp_dense.small(equation, Diagonal(problem.weight)):
             return [ACTIVE] * ROUNDS
-        return [BARRIER, ACTIVE, *range(1, self.restarts + 1)]
+        shifted = (x for number in range(1, self.restarts + 1) for x in (number, -number - 1))
+        return [BARRIER, NEARER, -1, ACTIVE, THOROUGH, *shifted]
 
     def _tried(
         self, attempt: str | int, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
     ) -> FacePoints:
         """Points on the faces that one method finds from a guess (L, n)."""
         n = self.function.variables
+        if isinstance(attempt, int) and attempt < 0:
+            return self._followed(equation, problem, -attempt, brief=True)
+        if attempt == THOROUGH:
+            return self._followed(equation, problem, 1, brief=False)
         if attempt == ACTIVE:
             faces = sqp_active.faces(equation, problem, guess, self.function.unequal)
         else:
@@ -118,6 +138,52 @@ class FaceSearch:
                 guess = sqp.shifted(z, weight, int(attempt))
             faces = barrier.faces(equation, problem, guess)
         return self._swept(equation, problem, faces.value[..., :n], faces.steps, faces.side)
+
+    def _nearer(self, equation: NonlinearEquality, problem: QuadraticProblem, points: FacePoints) -> FacePoints:
+        """Points of centres moved towards them, ``z' = u + t (z - u)``, which have the same nearest points.
+
+        Rounding is that of z, which hides the functions at points of far smaller size.
+        """
+        n = self.function.variables
+        z, u = problem.centre[..., :n], points.iterates.u[..., :n]
+        usable = points.iterates.residual <= ROUGH
+        part = u.norm(dim=-1) / (z - u).norm(dim=-1).clamp(min=TINY)
+        part = torch.where(usable & (part < NEARBY), part, 1.0)
+        left = torch.nonzero(part < 1).squeeze(-1)
+        if len(left) == 0:
+            return points
+        share = part[left].unsqueeze(-1)
+        few = _centred(problem.select(left), u[left] + share * (z - u)[left])
+        moved = self._swept(
+            _select(equation, left, len(z)), few, u[left], points.iterates.steps[left], points.side[left]
+        )
+        own = moved.iterates
+        moved = replace(moved, iterates=replace(own, y=own.y / share, multiplier=own.multiplier / share))
+        good = torch.nonzero(moved.settled).squeeze(-1)
+        return points.placed(left[good], moved.taken(good))
+
+    def _followed(self, equation: NonlinearEquality, problem: QuadraticProblem, number: int, brief: bool) -> FacePoints:
+        """Points of the set next to a start, followed as nearest points while their centres move to the own ones."""
+        n = self.function.variables
+        z, weight = problem.centre[..., :n], Diagonal(problem.weight[..., :n])
+        start = z if number == 1 else sqp.shifted(z, weight, number)
+        other = restoration.restored(equation, problem, start, self.function.unequal)
+        points = self._swept(equation, _centred(problem, other), other, 0)
+        reached, part = torch.zeros_like(z[..., 0]), torch.full_like(z[..., 0], FIRST_PART)
+        for _ in range(FOLLOWED):
+            left = torch.nonzero(points.settled & (reached < 1) & (part > SMALLEST_PART)).squeeze(-1)
+            if len(left) == 0:
+                break
+            goal = (reached + part).clamp(max=1)[left]
+            centre = other[left] + goal.unsqueeze(-1) * (z - other)[left]
+            few = _centred(problem.select(left), torch.where((goal == 1).unsqueeze(-1), z[left], centre))
+            guess, side = points.iterates.u[left][..., :n], points.side[left]
+            moved = self._swept(_select(equation, left, len(z)), few, guess, 0, side, brief)
+            good = torch.nonzero(moved.settled).squeeze(-1)
+            points = points.placed(left[good], moved.taken(good))
+            reached[left[good]] = goal[good]
+            part[left] = torch.where(moved.settled, 2 * part[left], 0.25 * part[left])
+        return replace(points, settled=points.settled & (reached == 1))
 
     def _problem(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor) -> QuadraticProblem:
         """Centres, weights and bounds of variables and slacks, (L, N); it has no rows."""
@@ -142,6 +208,7 @@ class FaceSearch:
         guess: Tensor,
         steps: Tensor | int,
         side: Tensor | None = None,
+        brief: bool = False,
     ) -> FacePoints:
         """Sides by a primal-dual sweep, one projection each; stops for points that fail on their face."""
         left = torch.arange(len(guess), device=guess.device)
@@ -152,7 +219,7 @@ class FaceSearch:
         for _ in range(SWEEPS):
             part, few = _select(equation, left, len(settled)), problem.select(left)
             before = side.index_select(0, left)
-            iterates = self._on_face(part, few, before, guess.index_select(0, left))
+            iterates = self._on_face(part, few, before, guess.index_select(0, left), brief)
             after = self._asked_sides(part, few, before, iterates)
             done = iterates.converged & (after == before).all(-1)
             fresh = FacePoints(torch.where(done.unsqueeze(-1), before, after), iterates, done)
@@ -165,13 +232,15 @@ class FaceSearch:
         assert points is not None
         return FacePoints(points.side, replace(points.iterates, steps=points.iterates.steps + steps), points.settled)
 
-    def _on_face(self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor) -> Iterates:
+    def _on_face(
+        self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor, brief: bool
+    ) -> Iterates:
         """The nearest points with variables and slacks held on their sides, from a guess (L, N)."""
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
         part = self.function.switched(equation, self.function.active(side))
-        return sqp.solve(part, held, Diagonal(weight), guess, self.exact, None)
+        return sqp.solve(part, held, Diagonal(weight), guess, self.exact or brief, None, brief)
 
     def _asked_sides(
         self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, iterates: Iterates
@@ -250,6 +319,11 @@ def _held_point(problem: QuadraticProblem, side: Tensor) -> Tensor:
     """The centres where free, the bounds elsewhere, (L, N)."""
     bound = torch.where(side < 0, problem.lower, problem.upper)
     return torch.where(side == 0, problem.centre, torch.where(torch.isfinite(bound), bound, 0.0))
+
+
+def _centred(problem: QuadraticProblem, z: Tensor) -> QuadraticProblem:
+    """The problem of other points (L, n)."""
+    return replace(problem, centre=torch.cat([z, problem.centre[..., z.shape[-1] :]], -1))
 
 
 def _select(equation: NonlinearEquality, index: Tensor, count: int) -> NonlinearEquality:
