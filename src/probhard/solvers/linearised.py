@@ -88,16 +88,26 @@ class Linearised:
     tangent: Tangent
     weight: Covariance
     regular: Tensor  # (*lead,) bool
+    share: Tensor | None = None  # of the distance's curvature in that of the step, (*lead, n); 1 if None
 
     @classmethod
     def at(
-        cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance, dependent: float = DEPENDENT
+        cls,
+        constraint: NonlinearEquality,
+        u: Tensor,
+        weight: Covariance,
+        dependent: float = DEPENDENT,
+        share: Tensor | None = None,
     ) -> Linearised:
         """Evaluate the constraint at u (*lead, n) and factor M; ``dependent`` as in ``revealed``."""
         h, rows = constraint.linearised(u)
         tangent = revealed(rows, weight, dependent)
         regular = _regular(tangent).expand(h.shape[:-1]) & torch.isfinite(h).all(-1)
-        return cls(h, tangent, weight, regular)
+        return cls(h, tangent, weight, regular, share)
+
+    def distance(self, x: Tensor) -> Tensor:
+        """``W Q x`` (*lead, n) with the metric Q of the distance, whose inverse W is only without curvature."""
+        return x if self.share is None else self.share * x
 
     def push(self, x: Tensor) -> Tensor:
         """``J x``, (*lead, q)."""
@@ -108,13 +118,13 @@ class Linearised:
         return torch.where(self.regular.unsqueeze(-1), self.tangent.multiplier(r), 0.0)
 
     def images(self, r: Tensor, multiplier: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``W J^T l`` and ``J^T l``, (*lead, n), for the multiplier l of r (*lead, q), computed if None."""
+        """``W J^T l`` and ``Q W J^T l``, (*lead, n), for the multiplier l of r (*lead, q), computed if None."""
         pull = self.pull(self.multiplier(r) if multiplier is None else multiplier)
         move, factor = self.weight.apply(pull), self._graded
         if factor is None:
-            return move, pull
+            return move, self.distance(pull)
         other, at = factor.images(r), self._at(factor)
-        return torch.where(at, other[0], move), torch.where(at, other[1], pull)
+        return torch.where(at, other[0], move), self.distance(torch.where(at, other[1], pull))
 
     @property
     def _graded(self) -> GradedRowsFactor | None:

@@ -42,9 +42,19 @@ class EqualityProblem:
     weight: Covariance  # W
     dependent: float = DEPENDENT  # as in ``linearised.revealed``
 
-    def linearised(self, u: Tensor) -> Linearised:
-        """The constraint linearised at u (*lead, n)."""
-        return Linearised.at(self.constraint, u, self.weight, self.dependent)
+    def linearised(self, u: Tensor, bent: Tensor | None = None) -> Linearised:
+        """The constraint linearised at u (*lead, n).
+
+        Args:
+            u: The points.
+            bent: Curvature of each variable by the constraint, (*lead, n), which adds to that of the distance where
+                it is positive; the weight must be diagonal. None for no curvature.
+        """
+        if bent is None:
+            return Linearised.at(self.constraint, u, self.weight, self.dependent)
+        assert isinstance(self.weight, Diagonal)
+        share = 1 / (1 + self.weight.variance * bent.clamp(min=0).nan_to_num(0.0, 0.0, 0.0))
+        return Linearised.at(self.constraint, u, Diagonal(share * self.weight.variance), self.dependent, share)
 
     def select(self, index: Tensor) -> EqualityProblem | None:
         """The points with these indices (k,) of the flattened leading dimensions; None if they cannot be separated."""
@@ -89,10 +99,11 @@ def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates,
     Returns:
         Iterates with residual, length of the full step and ``done``; the step and its image under Q, (*lead, n).
     """
-    wanted = near.h + near.push(z - iterates.u)
+    way = near.distance(z - iterates.u)
+    wanted = near.h + near.push(way)
     multiplier = near.multiplier(wanted)
     move, pull = near.images(wanted, multiplier)
-    step, slope = z - move - iterates.u, -pull - iterates.y
+    step, slope = way - move, -pull - near.distance(iterates.y)
     size = iterates.u.norm(dim=-1) + z.norm(dim=-1)
     left = torch.where(near.regular, step.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
     residual = near.relative(iterates.u, z)
