@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import os, sys, time
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from probhard.solvers import barrier, restoration, sqp, sqp_active, sqp_dense
 from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
-BARRIER, ACTIVE, NEARER, THOROUGH = "barrier", "active sets", "nearer centre", "followed"  # methods
+BARRIER, ACTIVE = "barrier", "active"  # methods
 ROUNDS = 3  # of active sets, for many variables
 SWEEPS = 12  # over the sides
 TRIES = 2  # sweeps in which a point may fail to converge on its face
@@ -31,6 +32,8 @@ FIRST_PART, SMALLEST_PART = 0.25, 0.01  # share of the way of the first step, an
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
 ROUGH = 1e-3  # relative residual of points whose centre is moved towards them
 NEARBY = 1e-2  # size of points relative to their way, below which it is
+VERBOSE = bool(os.environ.get('VERBOSE'))
+HELD_STILL = 1e-12  # distance of held variables from their bounds, relative to the point
 ROUNDING = 1e-12  # of a function, relative to its terms
 
 
@@ -104,38 +107,36 @@ class FaceSearch:
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
-            if attempt == NEARER:
-                tried = self._nearer(part, few, points.taken(left))
-            else:
-                tried = self._tried(attempt, part, few, guess.index_select(0, left))
+            t0 = time.process_time()
+            tried = self._tried(attempt, part, few, guess.index_select(0, left), points.taken(left))
+            if VERBOSE: print('    ', attempt, len(left), 'settles', int(tried.settled.sum()), round(time.process_time() - t0, 2), file=sys.stderr)
             points = points.placed(left, tried)
-        return self._nearer(equation, problem, points).reshaped(lead)
+        return points.reshaped(lead)
 
-    def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[str | int]:
-        """What is tried in turn for points that the sweep does not settle: a method, or the number of a start.
-
-        Negative numbers are starts that are restored and followed, see ``_followed``.
-        """
+    def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[tuple[str, int]]:
+        """What is tried in turn for points that the sweep does not settle: a method, and the number of a start."""
         if not sqp_dense.small(equation, Diagonal(problem.weight)):
-            return [ACTIVE] * ROUNDS
-        shifted = (x for number in range(1, self.restarts + 1) for x in (number, -number - 1))
-        return [BARRIER, NEARER, -1, ACTIVE, THOROUGH, *shifted]
+            return [(ACTIVE, 0)] * ROUNDS
+        return [(w.split(":")[0], int(w.split(":")[1])) for w in os.environ.get("TRY", "barrier:0 active:0 barrier:1 active:1 nearer:0 follow:1 follow:2").split()]
 
     def _tried(
-        self, attempt: str | int, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
+        self, attempt: tuple[str, int], equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor, points: FacePoints
     ) -> FacePoints:
         """Points on the faces that one method finds from a guess (L, n)."""
         n = self.function.variables
-        if isinstance(attempt, int) and attempt < 0:
-            return self._followed(equation, problem, -attempt, brief=True)
-        if attempt == THOROUGH:
-            return self._followed(equation, problem, 1, brief=False)
-        if attempt == ACTIVE:
+        method, number = attempt
+        if method == "nearer":
+            return self._nearer(equation, problem, points)
+        if number:
+            guess, _ = restoration.nearest_restored(equation, problem, self.function.unequal, number)
+            if VERBOSE: print('     feasible starts', _.tolist(), file=sys.stderr)
+        if method == "follow":
+            return self._followed(equation, problem, guess, number > 1)
+        if method == "sweep":
+            return self._swept(equation, problem, guess, 0)
+        if method.startswith("active"):
             faces = sqp_active.faces(equation, problem, guess, self.function.unequal)
         else:
-            if attempt != BARRIER:
-                z, weight = problem.centre[..., :n], Diagonal(problem.weight[..., :n])
-                guess = sqp.shifted(z, weight, int(attempt))
             faces = barrier.faces(equation, problem, guess)
         return self._swept(equation, problem, faces.value[..., :n], faces.steps, faces.side)
 
@@ -162,12 +163,10 @@ class FaceSearch:
         good = torch.nonzero(moved.settled).squeeze(-1)
         return points.placed(left[good], moved.taken(good))
 
-    def _followed(self, equation: NonlinearEquality, problem: QuadraticProblem, number: int, brief: bool) -> FacePoints:
-        """Points of the set next to a start, followed as nearest points while their centres move to the own ones."""
+    def _followed(self, equation: NonlinearEquality, problem: QuadraticProblem, other: Tensor, brief: bool) -> FacePoints:
+        """Points of the set, followed as nearest points while their centres move to the own ones."""
         n = self.function.variables
-        z, weight = problem.centre[..., :n], Diagonal(problem.weight[..., :n])
-        start = z if number == 1 else sqp.shifted(z, weight, number)
-        other = restoration.restored(equation, problem, start, self.function.unequal)
+        z = problem.centre[..., :n]
         points = self._swept(equation, _centred(problem, other), other, 0)
         reached, part = torch.zeros_like(z[..., 0]), torch.full_like(z[..., 0], FIRST_PART)
         for _ in range(FOLLOWED):
@@ -239,8 +238,21 @@ class FaceSearch:
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
-        part = self.function.switched(equation, self.function.active(side))
-        return sqp.solve(part, held, Diagonal(weight), guess, self.exact or brief, None, brief)
+        part, weight = self.function.switched(equation, self.function.active(side)), Diagonal(weight)
+        iterates = sqp.solve(part, held, weight, guess, self.exact or brief, None, brief)
+        # Held variables have a small weight, so strong multipliers move them; their centres then give way.
+        exact = torch.zeros(())
+        for again in (True, False):
+            off = torch.where(free, 0.0, held - iterates.u)
+            exact = off.abs().amax(-1) <= HELD_STILL * iterates.u.abs().amax(-1)
+            moved = torch.nonzero(iterates.converged & ~exact).squeeze(-1)
+            if not again or not len(moved):
+                break
+            few, own = _select(part, moved, len(side)), Diagonal(weight.variance[moved])
+            fresh = sqp.solve(few, (held + off)[moved], own, (iterates.u + off)[moved], True, None)
+            iterates = iterates.placed(moved, fresh)
+        left = torch.where(exact, iterates.left, torch.inf)
+        return replace(iterates, left=left, done=iterates.done & exact)
 
     def _asked_sides(
         self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, iterates: Iterates
