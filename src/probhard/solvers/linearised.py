@@ -63,8 +63,9 @@ def revealed(rows: Structure, weight: Covariance, dependent: float = DEPENDENT) 
 
 
 def _regular(tangent: Tangent) -> Tensor:
-    """Where M has a factor without tiny pivots, (*lead,) bool."""
-    pivots = tangent.pivots().detach()
+    """Where M has a factor without tiny pivots, (*lead,) bool; dense rows each have a unit of their own."""
+    factor = getattr(tangent, "factor", None)
+    pivots = (factor.sines() if isinstance(factor, DenseRowsFactor) else tangent.pivots()).detach()
     return pivots.amin(-1) > SINGULAR * pivots.amax(-1)
 
 
@@ -73,11 +74,9 @@ def _coarse(tangent: Tangent) -> Tensor | None:
     factor = getattr(tangent, "factor", None)
     if not isinstance(tangent, DiagonalTangent) or not isinstance(factor, DenseRowsFactor):
         return None
-    lower = factor.lower.detach()
-    if factor.structure.variables > GRADED or lower.shape[-1] == 1:
+    if factor.structure.variables > GRADED or factor.lower.shape[-1] == 1:
         return None
-    sines = factor.pivots().detach() / lower.norm(dim=-1).clamp(min=TINY)  # of rows and those before them
-    return ~(sines.amin(-1) > FINE)
+    return ~(factor.sines().detach().amin(-1) > FINE)
 
 
 @dataclass(frozen=True)
