@@ -14,12 +14,13 @@ import os, sys, time
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import TINY, floored
+from probhard._util.numerics import floored
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.shapes import SLACK
 from probhard.laws.covariance import Diagonal
 from probhard.projection.curved_functions import JointFunction
 from probhard.solvers import barrier, restoration, sqp, sqp_active, sqp_dense
+from probhard.solvers.linearised import Linearised
 from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
@@ -27,13 +28,11 @@ BARRIER, ACTIVE = "barrier", "active"  # methods
 ROUNDS = 3  # of active sets, for many variables
 SWEEPS = 12  # over the sides
 TRIES = 2  # sweeps in which a point may fail to converge on its face
-FOLLOWED = 14  # steps from another centre to the own one
-FIRST_PART, SMALLEST_PART = 0.25, 0.01  # share of the way of the first step, and of one that is too short
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
-ROUGH = 1e-3  # relative residual of points whose centre is moved towards them
-NEARBY = 1e-2  # size of points relative to their way, below which it is
+SMALL = 1e-2  # size of points, relative to z, below which they are moved onto the set again
+SHARPER = 2  # steps of that
 VERBOSE = bool(os.environ.get('VERBOSE'))
-HELD_STILL = 1e-12  # distance of held variables from their bounds, relative to the point
+STILL = 1e-12  # distance of held variables from their bounds that is rounding, relative to the point
 ROUNDING = 1e-12  # of a function, relative to its terms
 
 
@@ -102,87 +101,52 @@ class FaceSearch:
         problem = self._problem(z, weight, lower, upper)
         guess = z.clamp(lower, upper) if start is None else start.detach().to(z).expand(*lead, n).reshape(-1, n)
         points = self._swept(equation, problem, guess, 0)
-        for attempt in self._attempts(equation, problem):
+        for method, number in self._attempts(equation, problem):
             left = points.unsettled
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
             t0 = time.process_time()
-            tried = self._tried(attempt, part, few, guess.index_select(0, left), points.taken(left))
-            if VERBOSE: print('    ', attempt, len(left), 'settles', int(tried.settled.sum()), round(time.process_time() - t0, 2), file=sys.stderr)
-            points = points.placed(left, tried)
-        return points.reshaped(lead)
+            points = points.placed(left, self._tried(method, number, part, few, guess.index_select(0, left)))
+            if VERBOSE: print('    ', (method, number), len(left), 'settles', int(points.settled[left].sum()), round(time.process_time() - t0, 2), file=sys.stderr)
+        return self._sharpened(equation, problem, points).reshaped(lead)
 
     def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[tuple[str, int]]:
         """What is tried in turn for points that the sweep does not settle: a method, and the number of a start."""
         if not sqp_dense.small(equation, Diagonal(problem.weight)):
             return [(ACTIVE, 0)] * ROUNDS
-        return [(w.split(":")[0], int(w.split(":")[1])) for w in os.environ.get("TRY", "barrier:0 active:0 barrier:1 active:1 nearer:0 follow:1 follow:2").split()]
+        started = [(method, number) for number in range(1, self.restarts + 1) for method in (ACTIVE, BARRIER)]
+        return [(BARRIER, 0), *started[:2], (ACTIVE, 0), *started[2:]]
 
     def _tried(
-        self, attempt: tuple[str, int], equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor, points: FacePoints
+        self, method: str, number: int, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
     ) -> FacePoints:
-        """Points on the faces that one method finds from a guess (L, n)."""
-        n = self.function.variables
-        method, number = attempt
-        if method == "nearer":
-            return self._nearer(equation, problem, points)
+        """Points on the faces that one method finds from a guess (L, n), or from points of the set if numbered."""
+        unequal = self.function.unequal
         if number:
-            guess, _ = restoration.nearest_restored(equation, problem, self.function.unequal, number)
-            if VERBOSE: print('     feasible starts', _.tolist(), file=sys.stderr)
-        if method == "follow":
-            return self._followed(equation, problem, guess, number > 1)
-        if method == "sweep":
-            return self._swept(equation, problem, guess, 0)
-        if method.startswith("active"):
-            faces = sqp_active.faces(equation, problem, guess, self.function.unequal)
+            guess = restoration.nearest_restored(equation, problem, unequal, number)
+        if method == ACTIVE:
+            faces = sqp_active.faces(equation, problem, guess, unequal)
         else:
             faces = barrier.faces(equation, problem, guess)
-        return self._swept(equation, problem, faces.value[..., :n], faces.steps, faces.side)
+        return self._swept(equation, problem, faces.value[..., : self.function.variables], faces.steps, faces.side)
 
-    def _nearer(self, equation: NonlinearEquality, problem: QuadraticProblem, points: FacePoints) -> FacePoints:
-        """Points of centres moved towards them, ``z' = u + t (z - u)``, which have the same nearest points.
-
-        Rounding is that of z, which hides the functions at points of far smaller size.
-        """
+    def _sharpened(self, equation: NonlinearEquality, problem: QuadraticProblem, points: FacePoints) -> FacePoints:
+        """Settled points that are far smaller than z, moved onto the set: they have the rounding of z."""
         n = self.function.variables
-        z, u = problem.centre[..., :n], points.iterates.u[..., :n]
-        usable = points.iterates.residual <= ROUGH
-        part = u.norm(dim=-1) / (z - u).norm(dim=-1).clamp(min=TINY)
-        part = torch.where(usable & (part < NEARBY), part, 1.0)
-        left = torch.nonzero(part < 1).squeeze(-1)
-        if len(left) == 0:
+        z, u = problem.centre[..., :n].abs().amax(-1), points.iterates.u[..., :n].abs().amax(-1)
+        index = torch.nonzero(points.settled & (u < SMALL * z)).squeeze(-1)
+        if len(index) == 0:
             return points
-        share = part[left].unsqueeze(-1)
-        few = _centred(problem.select(left), u[left] + share * (z - u)[left])
-        moved = self._swept(
-            _select(equation, left, len(z)), few, u[left], points.iterates.steps[left], points.side[left]
-        )
-        own = moved.iterates
-        moved = replace(moved, iterates=replace(own, y=own.y / share, multiplier=own.multiplier / share))
-        good = torch.nonzero(moved.settled).squeeze(-1)
-        return points.placed(left[good], moved.taken(good))
-
-    def _followed(self, equation: NonlinearEquality, problem: QuadraticProblem, other: Tensor, brief: bool) -> FacePoints:
-        """Points of the set, followed as nearest points while their centres move to the own ones."""
-        n = self.function.variables
-        z = problem.centre[..., :n]
-        points = self._swept(equation, _centred(problem, other), other, 0)
-        reached, part = torch.zeros_like(z[..., 0]), torch.full_like(z[..., 0], FIRST_PART)
-        for _ in range(FOLLOWED):
-            left = torch.nonzero(points.settled & (reached < 1) & (part > SMALLEST_PART)).squeeze(-1)
-            if len(left) == 0:
-                break
-            goal = (reached + part).clamp(max=1)[left]
-            centre = other[left] + goal.unsqueeze(-1) * (z - other)[left]
-            few = _centred(problem.select(left), torch.where((goal == 1).unsqueeze(-1), z[left], centre))
-            guess, side = points.iterates.u[left][..., :n], points.side[left]
-            moved = self._swept(_select(equation, left, len(z)), few, guess, 0, side, brief)
-            good = torch.nonzero(moved.settled).squeeze(-1)
-            points = points.placed(left[good], moved.taken(good))
-            reached[left[good]] = goal[good]
-            part[left] = torch.where(moved.settled, 2 * part[left], 0.25 * part[left])
-        return replace(points, settled=points.settled & (reached == 1))
+        few, side, iterates = problem.select(index), points.side[index], points.iterates.take(index)
+        part = self.function.switched(_select(equation, index, len(z)), self.function.active(side))
+        weight = Diagonal(torch.where(side == 0, self._free_weight(few), 0.0))
+        for _ in range(SHARPER):
+            near = Linearised.at(part, iterates.u, weight)
+            moved = iterates.u - near.images(near.h)[0]
+            better = near.regular & (part.residual(moved).abs().amax(-1) < near.h.abs().amax(-1))
+            iterates = replace(iterates, u=torch.where(better.unsqueeze(-1), moved, iterates.u))
+        return points.placed(index, replace(points.taken(index), iterates=iterates))
 
     def _problem(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor) -> QuadraticProblem:
         """Centres, weights and bounds of variables and slacks, (L, N); it has no rows."""
@@ -207,7 +171,6 @@ class FaceSearch:
         guess: Tensor,
         steps: Tensor | int,
         side: Tensor | None = None,
-        brief: bool = False,
     ) -> FacePoints:
         """Sides by a primal-dual sweep, one projection each; stops for points that fail on their face."""
         left = torch.arange(len(guess), device=guess.device)
@@ -218,7 +181,7 @@ class FaceSearch:
         for _ in range(SWEEPS):
             part, few = _select(equation, left, len(settled)), problem.select(left)
             before = side.index_select(0, left)
-            iterates = self._on_face(part, few, before, guess.index_select(0, left), brief)
+            iterates = self._on_face(part, few, before, guess.index_select(0, left))
             after = self._asked_sides(part, few, before, iterates)
             done = iterates.converged & (after == before).all(-1)
             fresh = FacePoints(torch.where(done.unsqueeze(-1), before, after), iterates, done)
@@ -232,27 +195,24 @@ class FaceSearch:
         return FacePoints(points.side, replace(points.iterates, steps=points.iterates.steps + steps), points.settled)
 
     def _on_face(
-        self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor, brief: bool
+        self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor
     ) -> Iterates:
         """The nearest points with variables and slacks held on their sides, from a guess (L, N)."""
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
         part, weight = self.function.switched(equation, self.function.active(side)), Diagonal(weight)
-        iterates = sqp.solve(part, held, weight, guess, self.exact or brief, None, brief)
-        # Held variables have a small weight, so strong multipliers move them; their centres then give way.
-        exact = torch.zeros(())
-        for again in (True, False):
-            off = torch.where(free, 0.0, held - iterates.u)
-            exact = off.abs().amax(-1) <= HELD_STILL * iterates.u.abs().amax(-1)
-            moved = torch.nonzero(iterates.converged & ~exact).squeeze(-1)
-            if not again or not len(moved):
-                break
-            few, own = _select(part, moved, len(side)), Diagonal(weight.variance[moved])
-            fresh = sqp.solve(few, (held + off)[moved], own, (iterates.u + off)[moved], True, None)
+        iterates = sqp.solve(part, held, weight, guess, self.exact, None)
+        # Held variables have a small weight, so strong multipliers move them: once more from their bounds, without.
+        off = torch.where(free, 0.0, held - iterates.u)
+        moved = torch.nonzero(iterates.converged & ~_still(off, iterates.u)).squeeze(-1)
+        if len(moved):
+            few, own = _select(part, moved, len(side)), Diagonal(torch.where(free, weight.variance, 0.0)[moved])
+            fresh = sqp.solve(few, held[moved], own, (iterates.u + off)[moved], True, None)
             iterates = iterates.placed(moved, fresh)
-        left = torch.where(exact, iterates.left, torch.inf)
-        return replace(iterates, left=left, done=iterates.done & exact)
+            off = torch.where(free, 0.0, held - iterates.u)
+        exact = _still(off, iterates.u)
+        return replace(iterates, left=torch.where(exact, iterates.left, torch.inf), done=iterates.done & exact)
 
     def _asked_sides(
         self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, iterates: Iterates
@@ -333,9 +293,9 @@ def _held_point(problem: QuadraticProblem, side: Tensor) -> Tensor:
     return torch.where(side == 0, problem.centre, torch.where(torch.isfinite(bound), bound, 0.0))
 
 
-def _centred(problem: QuadraticProblem, z: Tensor) -> QuadraticProblem:
-    """The problem of other points (L, n)."""
-    return replace(problem, centre=torch.cat([z, problem.centre[..., z.shape[-1] :]], -1))
+def _still(off: Tensor, u: Tensor) -> Tensor:
+    """Whether held variables that are off their bounds (L, N) are so by rounding alone, (L,) bool."""
+    return off.abs().amax(-1) <= STILL * u.abs().amax(-1)
 
 
 def _select(equation: NonlinearEquality, index: Tensor, count: int) -> NonlinearEquality:

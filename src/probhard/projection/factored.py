@@ -35,7 +35,6 @@ from probhard.tangent import Differential
 
 FORMED = 64  # up to this many columns of G the Hessian is a matrix
 STEPS, HALVINGS = 60, 30
-MOST = 150  # projections under D of one call; then the weight is taken as a dense one
 SETTLED = 1e-12  # the next step's length in the metric, relative to the distance moved
 LOOSE = 1e-3  # relative error of a Newton step by conjugate gradients: half the products of 1e-6, two steps more
 BEYOND = 0.1  # slope behind the minimum at which a step is too long, relative to the slope at its start
@@ -169,16 +168,15 @@ class FactoredProjector(Projector):
         found, gradient, cost = at(e)
         newton = Newton.at(weight, found.tangent, lead)
         settled = torch.zeros(lead, dtype=torch.bool, device=z.device)
-        tried = 0
         for _ in range(STEPS):
             step = -newton.solve(gradient, LOOSE)
             fall = -(gradient * step).sum(-1)  # squared length of the step in the Hessian
             settled = fall <= (SETTLED**2 * 2 * cost + ROUNDING**2 * size).clamp(min=0)
-            if not bool((found.stats.converged & ~settled).any()) or tried > MOST:
+            if bool(settled.all()):
                 break
             length = torch.where(settled, 0.0, 1.0)
             for _ in range(HALVINGS):
-                trial, tried = at(e + length.unsqueeze(-1) * step), tried + 1
+                trial = at(e + length.unsqueeze(-1) * step)
                 beyond = ((trial[1] * step).sum(-1) > BEYOND * fall) & ~settled
                 if not bool(beyond.any()):
                     break

@@ -29,8 +29,8 @@ FIRST, LESS, MORE = 1e-3, 0.2, 5.0  # damping relative to the largest diagonal, 
 @torch.no_grad()
 def nearest_restored(
     equation: NonlinearEquality, problem: QuadraticProblem, unequal: Tensor, number: int
-) -> tuple[Tensor, Tensor]:
-    """Points of the set (L, n), and where they are feasible (L,), the nearest of several that are found.
+) -> Tensor:
+    """Points of the set (L, n), the nearest of several that are found.
 
     Args:
         equation: Functions of (u, s), with the slacks s of inequalities added.
@@ -56,7 +56,7 @@ def nearest_restored(
     far = divide((u - z.unsqueeze(1)).square(), weight.unsqueeze(1).expand(u.shape)).sum(-1)
     best = torch.where(good, far, torch.inf).argmin(-1)
     index = torch.arange(count, device=u.device)
-    return u[index, best], good[index, best]
+    return u[index, best]
 
 
 def equation_variables(problem: QuadraticProblem) -> int:

@@ -74,7 +74,6 @@ def solve(
     start: Tensor | None = None,  # (*lead, n), a warm start
     hessian: bool = False,
     restarts: int | None = RESTARTS,
-    brief: bool = False,
 ) -> Iterates:
     """Find the nearest feasible points.
 
@@ -85,14 +84,13 @@ def solve(
         start: Where to begin, (*lead, n); at z if None.
         hessian: Use the exact Hessian from the first step on, not only for slow points.
         restarts: Number of shifted starts for points that fail from z; None for a single attempt.
-        brief: Give up points that are slow: the start is near.
 
     Returns:
         The last iterates over (*lead); points that finish early are no longer moved.
     """
     if z.dim() == 1:  # one point is a batch of one
         start = None if start is None else start.unsqueeze(0)
-        alone = solve(constraint, z.unsqueeze(0), weight, start, hessian, restarts, brief)
+        alone = solve(constraint, z.unsqueeze(0), weight, start, hessian, restarts)
         return alone.map(lambda value: value.squeeze(0))
     lead, problem = z.shape[:-1], EqualityProblem(constraint, z, weight)
     iterates = _run(problem, begin(problem, start), QUICK, exact=hessian)
@@ -103,7 +101,7 @@ def solve(
     if restarts is not None and not bool(flat.done.all()):
         flat = _whitened(problem, flat, restarts)
     best = flat
-    for each in () if brief else rounds(problem, restarts):
+    for each in rounds(problem, restarts):
         if bool(flat.done.all()):
             break
         if each.start is not None:
