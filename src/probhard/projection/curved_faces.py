@@ -29,7 +29,7 @@ ROUNDS = 3  # of active sets, for many variables
 SWEEPS = 12  # over the sides
 TRIES = 2  # sweeps in which a point may fail to converge on its face
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
-SMALL = 1e-2  # size of points, relative to z, below which they are moved onto the set again
+SMALL = 0.1  # size of points, relative to z, below which they are moved onto the set again
 SHARPER = 2  # steps of that
 VERBOSE = bool(os.environ.get('VERBOSE'))
 STILL = 1e-12  # distance of held variables from their bounds that is rounding, relative to the point
@@ -140,7 +140,7 @@ class FaceSearch:
             return points
         few, side, iterates = problem.select(index), points.side[index], points.iterates.take(index)
         part = self.function.switched(_select(equation, index, len(z)), self.function.active(side))
-        weight = Diagonal(torch.where(side == 0, self._free_weight(few), 0.0))
+        weight = Diagonal((side == 0).to(u.dtype))
         for _ in range(SHARPER):
             near = Linearised.at(part, iterates.u, weight)
             moved = iterates.u - near.images(near.h)[0]

@@ -22,7 +22,8 @@ from probhard._util.tensors import divide, matvec
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.solvers import sqp_dense
-from probhard.solvers.sqp_dense import small, suits
+from probhard.solvers.linearised import Linearised
+from probhard.solvers.sqp_dense import small
 from probhard.solvers.sqp_steps import (
     ACCEPTED,
     STATIONARY,
@@ -168,15 +169,20 @@ def _graded_root(weight: Covariance) -> Tensor:
 def _sharpened(problem: EqualityProblem, iterates: Iterates) -> Iterates:
     """Converged points after full Newton steps: strong curvature magnifies what is left, in other units."""
     for _ in range(SHARPER):
-        curvature = sqp_dense.hessian(problem.constraint, iterates.u, iterates.multiplier)
-        near = problem.linearised(iterates.u, curvature.diagonal(dim1=-2, dim2=-1))
+        near, curvature = _bent(problem, iterates)
         multiplier = near.multiplier(near.h + near.push(near.distance(problem.z - iterates.u)))
         step, slope = sqp_dense.newton_step(near, curvature, iterates.y)
         open_ = (iterates.converged & near.regular).unsqueeze(-1) & torch.isfinite(step)
         step, slope = torch.where(open_, step, 0.0), torch.where(open_, slope, 0.0)
         iterates = replace(iterates, u=iterates.u + step, y=iterates.y + slope, multiplier=multiplier)
     iterates = replace(iterates, done=torch.zeros_like(iterates.done))
-    return measured(problem.linearised(iterates.u), problem.z, iterates)[0]
+    return measured(_bent(problem, iterates)[0], problem.z, iterates)[0]
+
+
+def _bent(problem: EqualityProblem, iterates: Iterates) -> tuple[Linearised, Tensor]:
+    """The constraint linearised at a flat batch, with the curvature C that its multipliers give, (L, n, n)."""
+    curvature = sqp_dense.hessian(problem.constraint, iterates.u, iterates.multiplier)
+    return problem.linearised(iterates.u, curvature.diagonal(dim1=-2, dim2=-1)), curvature
 
 
 def _better(one: Iterates, two: Iterates) -> Iterates:
@@ -270,9 +276,7 @@ def _run(problem: EqualityProblem, iterates: Iterates, steps: int, exact: bool) 
     """Up to ``steps + 1`` steps, with the exact Hessian or without; the result is measured at its last point."""
     dense = exact and small(problem.constraint, problem.weight) and problem.z.dim() == 2
     for turn in range(steps + 2):
-        curvature = sqp_dense.hessian(problem.constraint, iterates.u, iterates.multiplier) if dense else None
-        bent = None if curvature is None else curvature.diagonal(dim1=-2, dim2=-1)
-        near = problem.linearised(iterates.u, bent)
+        near, curvature = _bent(problem, iterates) if dense else (problem.linearised(iterates.u), None)
         iterates, step, slope = measured(near, problem.z, iterates)
         if turn > steps or bool(iterates.done.all()):
             break

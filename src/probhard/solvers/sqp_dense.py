@@ -32,13 +32,6 @@ def small(constraint: NonlinearEquality, weight: Covariance) -> bool:
     return dense and isinstance(weight, Diagonal) and weight.shape[-1] <= DENSE
 
 
-def suits(near: Linearised, weight: Covariance) -> bool:
-    """Whether the Hessians of a flat batch are small enough to be formed."""
-    tangent = near.tangent
-    dense = isinstance(tangent, DiagonalTangent) and isinstance(tangent.core, DenseRows)
-    return dense and isinstance(weight, Diagonal) and weight.shape[-1] <= DENSE and near.h.dim() == 2
-
-
 def newton_step(near: Linearised, curvature: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The step and its image under Q, (L, n).
 
