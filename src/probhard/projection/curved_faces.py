@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import os, sys, time
 import torch
 from torch import Tensor
 
@@ -31,7 +30,6 @@ TRIES = 2  # sweeps in which a point may fail to converge on its face
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
 SMALL = 0.1  # size of points, relative to z, below which they are moved onto the set again
 SHARPER = 2  # steps of that
-VERBOSE = bool(os.environ.get('VERBOSE'))
 STILL = 1e-12  # distance of held variables from their bounds that is rounding, relative to the point
 ROUNDING = 1e-12  # of a function, relative to its terms
 
@@ -106,9 +104,7 @@ class FaceSearch:
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
-            t0 = time.process_time()
             points = points.placed(left, self._tried(method, number, part, few, guess.index_select(0, left)))
-            if VERBOSE: print('    ', (method, number), len(left), 'settles', int(points.settled[left].sum()), round(time.process_time() - t0, 2), file=sys.stderr)
         return self._sharpened(equation, problem, points).reshaped(lead)
 
     def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[tuple[str, int]]:
