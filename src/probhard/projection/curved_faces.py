@@ -111,6 +111,8 @@ class FaceSearch:
         """What is tried in turn for points that the sweep does not settle: a method, and the number of a start."""
         if not sqp_dense.small(equation, Diagonal(problem.weight)):
             return [(ACTIVE, 0)] * ROUNDS
+        if self.function.parts.nonlinear is None:  # no other start leads elsewhere
+            return [(BARRIER, 0), (ACTIVE, 1), (ACTIVE, 0)]
         started = [(method, number) for number in range(1, self.restarts + 1) for method in (ACTIVE, BARRIER)]
         return [(BARRIER, 0), *started[:2], (ACTIVE, 0), *started[2:]]
 
@@ -125,7 +127,8 @@ class FaceSearch:
             faces = sqp_active.faces(equation, problem, guess, unequal)
         else:
             faces = barrier.faces(equation, problem, guess)
-        return self._swept(equation, problem, faces.value[..., : self.function.variables], faces.steps, faces.side)
+        value, tries = faces.value[..., : self.function.variables], 1 if number else TRIES
+        return self._swept(equation, problem, value, faces.steps, faces.side, tries)
 
     def _sharpened(self, equation: NonlinearEquality, problem: QuadraticProblem, points: FacePoints) -> FacePoints:
         """Settled points that are far smaller than z, moved onto the set: they have the rounding of z."""
@@ -167,6 +170,7 @@ class FaceSearch:
         guess: Tensor,
         steps: Tensor | int,
         side: Tensor | None = None,
+        tries: int = TRIES,
     ) -> FacePoints:
         """Sides by a primal-dual sweep, one projection each; stops for points that fail on their face."""
         left = torch.arange(len(guess), device=guess.device)
@@ -184,7 +188,7 @@ class FaceSearch:
             points = fresh if points is None else points.placed(left, fresh)
             side, guess = points.side, guess.index_copy(0, left, iterates.u[..., : guess.shape[-1]])
             failures = failures.index_add(0, left, (~iterates.converged).to(failures.dtype))
-            left = left[~done & (failures.index_select(0, left) < TRIES)]
+            left = left[~done & (failures.index_select(0, left) < tries)]
             if len(left) == 0:
                 break
         assert points is not None

@@ -248,7 +248,7 @@ def _restarted(problem: EqualityProblem, iterates: Iterates, number: int) -> Ite
         if not bool(open_.any()):
             break
         fresh = restored(problem.constraint, near, fresh, open_, fresh)
-    fresh = replace(fresh, steps=iterates.steps)
+    fresh = replace(fresh, steps=iterates.steps, multiplier=torch.zeros_like(fresh.multiplier))  # that of the start
 
     def chosen(name: str) -> Tensor:
         own, other = getattr(iterates, name), getattr(fresh, name)

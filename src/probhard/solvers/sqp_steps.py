@@ -25,6 +25,7 @@ FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
 SLOWER = 0.3  # a residual that falls no faster is rounding, once it is accepted
 STATIONARY = 1e-9  # relative length of the full step at which a point counts as stationary
+MILD = 0.1  # smallest share of the distance's curvature by which steps count as shortened, not as exact
 HALVINGS = 12
 FINE, COARSE = 5, 0.1  # halvings of a restoring step, before it is shortened by this factor: next to a singular point
 ARMIJO = 1e-4  # share of the predicted descent that a step has to gain
@@ -105,7 +106,8 @@ def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates,
     move, pull = near.images(wanted, multiplier)
     step, slope = way - move, -pull - near.distance(iterates.y)
     size = iterates.u.norm(dim=-1) + z.norm(dim=-1)
-    left = torch.where(near.regular, step.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
+    plain = step if near.share is None else step / near.share.clamp(min=MILD)  # as long as without that curvature
+    left = torch.where(near.regular, plain.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
     residual = near.relative(iterates.u, z)
     keep = iterates.done
     still = left <= STATIONARY
