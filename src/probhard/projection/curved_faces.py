@@ -137,7 +137,7 @@ class FaceSearch:
         index = torch.nonzero(points.settled & (u < SMALL * z)).squeeze(-1)
         if len(index) == 0:
             return points
-        few, side, iterates = problem.select(index), points.side[index], points.iterates.take(index)
+        side, iterates = points.side[index], points.iterates.take(index)
         part = self.function.switched(_select(equation, index, len(z)), self.function.active(side))
         weight = Diagonal((side == 0).to(u.dtype))
         for _ in range(SHARPER):
@@ -194,9 +194,7 @@ class FaceSearch:
         assert points is not None
         return FacePoints(points.side, replace(points.iterates, steps=points.iterates.steps + steps), points.settled)
 
-    def _on_face(
-        self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor
-    ) -> Iterates:
+    def _on_face(self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor) -> Iterates:
         """The nearest points with variables and slacks held on their sides, from a guess (L, N)."""
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))

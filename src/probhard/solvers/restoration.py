@@ -27,9 +27,7 @@ FIRST, LESS, MORE = 1e-3, 0.2, 5.0  # damping relative to the largest diagonal, 
 
 
 @torch.no_grad()
-def nearest_restored(
-    equation: NonlinearEquality, problem: QuadraticProblem, unequal: Tensor, number: int
-) -> Tensor:
+def nearest_restored(equation: NonlinearEquality, problem: QuadraticProblem, unequal: Tensor, number: int) -> Tensor:
     """Points of the set (L, n), the nearest of several that are found.
 
     Args:

@@ -6,8 +6,8 @@ the tangent space, and ``H = I + W^1/2 C W^1/2`` with the multipliers times the 
     d = n + t,     n = -B^T L^-1 h,     t = -|P H P + B^T B|^-1 P (g + H n),     g = W^-1/2 (u - z),
 
 where ``|.|`` replaces eigenvalues by their size: steps leave saddles and never climb. Where the diagonal of C is
-positive, W is ``(Q + diag C)^-1`` instead, and the identity in H the share of Q: the rounding of a variable whose weight
-is far larger than its curvature allows would hide all others.
+positive, W is ``(Q + diag C)^-1`` instead, and the identity in H the share of Q: the rounding of a variable whose
+weight is far larger than its curvature allows would hide all others.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ def newton_step(near: Linearised, curvature: Tensor, y: Tensor) -> tuple[Tensor,
     basis = torch.linalg.solve_triangular(factor.lower, matrix.expand(*y.shape[:-1], -1, -1), upper=False)
     move, normal = (-image for image in near.images(near.h))  # n in units of u, Q n
     n, share = divide(move, root), near.distance(torch.ones_like(y))
-    bent = curvature * root.unsqueeze(-1) * root.unsqueeze(-2) + torch.diag_embed(share)  # H
-    bent = bent - torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     identity = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    bent = curvature * root.unsqueeze(-1) * root.unsqueeze(-2) + torch.diag_embed(share) - identity  # H - I
     inside = identity - basis.mT @ basis  # P
     slope = -matvec(inside, root * y + n + matvec(bent, n))
     reduced = identity + inside @ bent @ inside  # P H P + B^T B
