@@ -19,7 +19,7 @@ def test_a_sphere_under_weights_of_many_decades():
     z = np.array([3.0, -2.0, 5.0, 1.5, 2.0])
     for decades in (4, 8, 12):
         w = 10.0 ** np.linspace(-decades / 2, decades / 2, 5)
-        root = brentq(lambda log: np.square(z / (1 + 10**log * w)).sum() - 1, -20, 20, xtol=1e-15)
+        root = brentq(lambda log, w=w: np.square(z / (1 + 10**log * w)).sum() - 1, -20, 20, xtol=1e-15)
         law = ph.LocationScale(torch.from_numpy(z), ph.Diagonal(torch.from_numpy(w)))
         solution = ph.DPPL("oblique").project(law.loc, ph.NonlinearEquality(sphere), law)
         np.testing.assert_allclose(solution.value.numpy(), z / (1 + 10**root * w), atol=1e-9)

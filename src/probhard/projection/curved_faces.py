@@ -104,7 +104,9 @@ class FaceSearch:
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
-            points = points.placed(left, self._tried(method, number, part, few, guess.index_select(0, left)))
+            tried = self._tried(method, number, part, few, guess.index_select(0, left))
+            kept = torch.nonzero(tried.settled | (number == 0)).squeeze(-1)  # failures are explained near z
+            points = points.placed(left[kept], tried.taken(kept))
         return self._sharpened(equation, problem, points).reshaped(lead)
 
     def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[tuple[str, int]]:
@@ -127,8 +129,8 @@ class FaceSearch:
             faces = sqp_active.faces(equation, problem, guess, unequal)
         else:
             faces = barrier.faces(equation, problem, guess)
-        value, tries = faces.value[..., : self.function.variables], 1 if number else TRIES
-        return self._swept(equation, problem, value, faces.steps, faces.side, tries)
+        value = faces.value[..., : self.function.variables]
+        return self._swept(equation, problem, value, faces.steps, faces.side, 1 if number else TRIES)
 
     def _sharpened(self, equation: NonlinearEquality, problem: QuadraticProblem, points: FacePoints) -> FacePoints:
         """Settled points that are far smaller than z, moved onto the set: they have the rounding of z."""
