@@ -105,7 +105,7 @@ class FaceSearch:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
             tried = self._tried(method, number, part, few, guess.index_select(0, left))
-            kept = torch.nonzero(tried.settled | (number == 0)).squeeze(-1)  # failures are explained near z
+            kept = torch.nonzero(tried.settled).squeeze(-1)  # failures are explained near z
             points = points.placed(left[kept], tried.taken(kept))
         return self._sharpened(equation, problem, points).reshaped(lead)
 
