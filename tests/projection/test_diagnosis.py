@@ -44,8 +44,17 @@ def test_kinks():
 
 
 def test_a_set_without_a_tangent():
+    touching = ph.NonlinearEquality(lambda u: torch.stack([u[..., 0] ** 2 - u[..., 1], u[..., 1]], -1))
+    failed(touching, [[1.0, -1.0]], "rank-deficient at the point that was reached: rank 1 of 2")
+
+
+def test_rows_of_very_different_sizes_are_regular():
     tip = ph.NonlinearEquality(lambda u: torch.stack([u[..., 0] ** 2 - u[..., 1] ** 3, u[..., 1]], -1))
-    failed(tip, [[1.0, -1.0]], "rank-deficient at the point that was reached: rank 1 of 2")
+    z = torch.tensor([[1.0, -1.0]], requires_grad=True)
+    solution = ph.DPPL("orthogonal").project(z, tip)
+    assert solution.value.abs().max() <= 1e-12  # the set is one point
+    (gradient,) = torch.autograd.grad(solution.value.sum(), z)
+    assert gradient.abs().max() <= 1e-9
 
 
 def test_smooth_pieces_of_functions_with_kinks_are_solved():

@@ -90,8 +90,7 @@ class CurvedProjector(Projector):
         if options.validate:
             check_start(function.equation(), torch.cat([double.detach(), function.no_slack(lead)], -1))
         weight = self.weight.expand(*lead, n)
-        if function.unit != 1:
-            weight = weight / weight.detach().amax(-1, keepdim=True).clamp(min=TINY)
+        weight = weight / weight.detach().amax(-1, keepdim=True).clamp(min=TINY)
         search = FaceSearch(function, options.hessian or bool(self.parts.curved), options.restarts)
         face = search.solve(double.detach(), weight.detach(), lower.detach(), upper.detach(), start)
         side, iterates, free = face.side, face.iterates, face.side == 0

@@ -18,15 +18,19 @@ from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.shapes import SLACK
 from probhard.laws.covariance import Diagonal
 from probhard.projection.curved_functions import JointFunction
-from probhard.solvers import barrier, sqp, sqp_active, sqp_dense
+from probhard.solvers import barrier, restoration, sqp, sqp_active, sqp_dense
+from probhard.solvers.linearised import Linearised
 from probhard.solvers.quadratic import HELD, QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
-BARRIER, ACTIVE = "barrier", "active sets"  # methods
+BARRIER, ACTIVE = "barrier", "active"  # methods
 ROUNDS = 3  # of active sets, for many variables
 SWEEPS = 12  # over the sides
 TRIES = 2  # sweeps in which a point may fail to converge on its face
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
+SMALL = 0.1  # size of points, relative to z, below which they are moved onto the set again
+SHARPER = 2  # steps of that
+STILL = 1e-12  # distance of held variables from their bounds that is rounding, relative to the point
 ROUNDING = 1e-12  # of a function, relative to its terms
 
 
@@ -50,6 +54,10 @@ class FacePoints:
             self.iterates.placed(index, part.iterates),
             self.settled.index_copy(0, index, part.settled),
         )
+
+    def taken(self, index: Tensor) -> FacePoints:
+        """The points with these indices (k,)."""
+        return FacePoints(self.side[index], self.iterates.take(index), self.settled[index])
 
     def reshaped(self, lead: torch.Size) -> FacePoints:
         """The points with their first dimension split into ``lead``."""
@@ -91,33 +99,55 @@ class FaceSearch:
         problem = self._problem(z, weight, lower, upper)
         guess = z.clamp(lower, upper) if start is None else start.detach().to(z).expand(*lead, n).reshape(-1, n)
         points = self._swept(equation, problem, guess, 0)
-        for attempt in self._attempts(equation, problem):
+        for method, number in self._attempts(equation, problem):
             left = points.unsettled
             if len(left) == 0:
                 break
             part, few = _select(equation, left, len(z)), problem.select(left)
-            points = points.placed(left, self._tried(attempt, part, few, guess.index_select(0, left)))
-        return points.reshaped(lead)
+            tried = self._tried(method, number, part, few, guess.index_select(0, left))
+            kept = torch.nonzero(tried.settled).squeeze(-1)  # failures are explained near z
+            points = points.placed(left[kept], tried.taken(kept))
+        return self._sharpened(equation, problem, points).reshaped(lead)
 
-    def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[str | int]:
-        """What is tried in turn for points that the sweep does not settle: a method, or the number of a start."""
+    def _attempts(self, equation: NonlinearEquality, problem: QuadraticProblem) -> list[tuple[str, int]]:
+        """What is tried in turn for points that the sweep does not settle: a method, and the number of a start."""
         if not sqp_dense.small(equation, Diagonal(problem.weight)):
-            return [ACTIVE] * ROUNDS
-        return [BARRIER, ACTIVE, *range(1, self.restarts + 1)]
+            return [(ACTIVE, 0)] * ROUNDS
+        if self.function.parts.nonlinear is None:  # no other start leads elsewhere
+            return [(BARRIER, 0), (ACTIVE, 1), (ACTIVE, 0)]
+        started = [(method, number) for number in range(1, self.restarts + 1) for method in (ACTIVE, BARRIER)]
+        return [(BARRIER, 0), *started[:2], (ACTIVE, 0), *started[2:]]
 
     def _tried(
-        self, attempt: str | int, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
+        self, method: str, number: int, equation: NonlinearEquality, problem: QuadraticProblem, guess: Tensor
     ) -> FacePoints:
-        """Points on the faces that one method finds from a guess (L, n)."""
-        n = self.function.variables
-        if attempt == ACTIVE:
-            faces = sqp_active.faces(equation, problem, guess, self.function.unequal)
+        """Points on the faces that one method finds from a guess (L, n), or from points of the set if numbered."""
+        unequal = self.function.unequal
+        if number:
+            guess = restoration.nearest_restored(equation, problem, unequal, number)
+        if method == ACTIVE:
+            faces = sqp_active.faces(equation, problem, guess, unequal)
         else:
-            if attempt != BARRIER:
-                z, weight = problem.centre[..., :n], Diagonal(problem.weight[..., :n])
-                guess = sqp.shifted(z, weight, int(attempt))
             faces = barrier.faces(equation, problem, guess)
-        return self._swept(equation, problem, faces.value[..., :n], faces.steps, faces.side)
+        value = faces.value[..., : self.function.variables]
+        return self._swept(equation, problem, value, faces.steps, faces.side, 1 if number else TRIES)
+
+    def _sharpened(self, equation: NonlinearEquality, problem: QuadraticProblem, points: FacePoints) -> FacePoints:
+        """Settled points that are far smaller than z, moved onto the set: they have the rounding of z."""
+        n = self.function.variables
+        z, u = problem.centre[..., :n].abs().amax(-1), points.iterates.u[..., :n].abs().amax(-1)
+        index = torch.nonzero(points.settled & (u < SMALL * z)).squeeze(-1)
+        if len(index) == 0:
+            return points
+        side, iterates = points.side[index], points.iterates.take(index)
+        part = self.function.switched(_select(equation, index, len(z)), self.function.active(side))
+        weight = Diagonal((side == 0).to(u.dtype))
+        for _ in range(SHARPER):
+            near = Linearised.at(part, iterates.u, weight)
+            moved = iterates.u - near.images(near.h)[0]
+            better = near.regular & (part.residual(moved).abs().amax(-1) < near.h.abs().amax(-1))
+            iterates = replace(iterates, u=torch.where(better.unsqueeze(-1), moved, iterates.u))
+        return points.placed(index, replace(points.taken(index), iterates=iterates))
 
     def _problem(self, z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor) -> QuadraticProblem:
         """Centres, weights and bounds of variables and slacks, (L, N); it has no rows."""
@@ -142,6 +172,7 @@ class FaceSearch:
         guess: Tensor,
         steps: Tensor | int,
         side: Tensor | None = None,
+        tries: int = TRIES,
     ) -> FacePoints:
         """Sides by a primal-dual sweep, one projection each; stops for points that fail on their face."""
         left = torch.arange(len(guess), device=guess.device)
@@ -159,7 +190,7 @@ class FaceSearch:
             points = fresh if points is None else points.placed(left, fresh)
             side, guess = points.side, guess.index_copy(0, left, iterates.u[..., : guess.shape[-1]])
             failures = failures.index_add(0, left, (~iterates.converged).to(failures.dtype))
-            left = left[~done & (failures.index_select(0, left) < TRIES)]
+            left = left[~done & (failures.index_select(0, left) < tries)]
             if len(left) == 0:
                 break
         assert points is not None
@@ -170,8 +201,18 @@ class FaceSearch:
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
-        part = self.function.switched(equation, self.function.active(side))
-        return sqp.solve(part, held, Diagonal(weight), guess, self.exact, None)
+        part, weight = self.function.switched(equation, self.function.active(side)), Diagonal(weight)
+        iterates = sqp.solve(part, held, weight, guess, self.exact, None)
+        # Held variables have a small weight, so strong multipliers move them: once more from their bounds, without.
+        off = torch.where(free, 0.0, held - iterates.u)
+        moved = torch.nonzero(iterates.converged & ~_still(off, iterates.u)).squeeze(-1)
+        if len(moved):
+            few, own = _select(part, moved, len(side)), Diagonal(torch.where(free, weight.variance, 0.0)[moved])
+            fresh = sqp.solve(few, held[moved], own, (iterates.u + off)[moved], True, None)
+            iterates = iterates.placed(moved, fresh)
+            off = torch.where(free, 0.0, held - iterates.u)
+        exact = _still(off, iterates.u)
+        return replace(iterates, left=torch.where(exact, iterates.left, torch.inf), done=iterates.done & exact)
 
     def _asked_sides(
         self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, iterates: Iterates
@@ -250,6 +291,11 @@ def _held_point(problem: QuadraticProblem, side: Tensor) -> Tensor:
     """The centres where free, the bounds elsewhere, (L, N)."""
     bound = torch.where(side < 0, problem.lower, problem.upper)
     return torch.where(side == 0, problem.centre, torch.where(torch.isfinite(bound), bound, 0.0))
+
+
+def _still(off: Tensor, u: Tensor) -> Tensor:
+    """Whether held variables that are off their bounds (L, N) are so by rounding alone, (L,) bool."""
+    return off.abs().amax(-1) <= STILL * u.abs().amax(-1)
 
 
 def _select(equation: NonlinearEquality, index: Tensor, count: int) -> NonlinearEquality:

@@ -22,7 +22,7 @@ from probhard.errors import ParameterError
 from probhard.projection.parts import Parts
 from probhard.rows.base import Structure
 
-ORDINARY = 1e-3, 1e3  # sizes of points that need no units of their own
+ORDINARY = 0.1, 10.0  # sizes of points that need no units of their own
 
 
 @dataclass(frozen=True)

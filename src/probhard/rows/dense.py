@@ -12,6 +12,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import TINY
 from probhard._util.tensors import checking, matvec, safe_sqrt
 from probhard.rows.base import Factor, Mapped
 from probhard.rows.maps import DenseMap
@@ -92,6 +93,10 @@ class DenseRowsFactor(Factor):
     def pivots(self) -> Tensor:
         regular = (self.info == 0).unsqueeze(-1)
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
+
+    def sines(self) -> Tensor:
+        """Sines of the angles between rows of ``A W^1/2`` and those before them, (*batch, q); 0 if M has no factor."""
+        return self.pivots() / self.lower.norm(dim=-1).clamp(min=TINY)
 
 
 class NullRows(Mapped):

@@ -72,6 +72,9 @@ class GradedRowsFactor(DenseRowsFactor):
     def pivots(self) -> Tensor:
         return torch.where(self.graded.unsqueeze(-1), 1.0, super().pivots())
 
+    def sines(self) -> Tensor:
+        return torch.where(self.graded.unsqueeze(-1), 1.0, super().sines())
+
 
 def _triangle(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """L (*batch, q, q) with a positive diagonal and Q (*batch, n, q) with ``B = L Q^T``, for B (*batch, q, n)."""

@@ -63,8 +63,9 @@ def revealed(rows: Structure, weight: Covariance, dependent: float = DEPENDENT) 
 
 
 def _regular(tangent: Tangent) -> Tensor:
-    """Where M has a factor without tiny pivots, (*lead,) bool."""
-    pivots = tangent.pivots().detach()
+    """Where M has a factor without tiny pivots, (*lead,) bool; dense rows each have a unit of their own."""
+    factor = getattr(tangent, "factor", None)
+    pivots = (factor.sines() if isinstance(factor, DenseRowsFactor) else tangent.pivots()).detach()
     return pivots.amin(-1) > SINGULAR * pivots.amax(-1)
 
 
@@ -73,11 +74,9 @@ def _coarse(tangent: Tangent) -> Tensor | None:
     factor = getattr(tangent, "factor", None)
     if not isinstance(tangent, DiagonalTangent) or not isinstance(factor, DenseRowsFactor):
         return None
-    lower = factor.lower.detach()
-    if factor.structure.variables > GRADED or lower.shape[-1] == 1:
+    if factor.structure.variables > GRADED or factor.lower.shape[-1] == 1:
         return None
-    sines = factor.pivots().detach() / lower.norm(dim=-1).clamp(min=TINY)  # of rows and those before them
-    return ~(sines.amin(-1) > FINE)
+    return ~(factor.sines().detach().amin(-1) > FINE)
 
 
 @dataclass(frozen=True)
@@ -88,16 +87,26 @@ class Linearised:
     tangent: Tangent
     weight: Covariance
     regular: Tensor  # (*lead,) bool
+    share: Tensor | None = None  # of the distance's curvature in that of the step, (*lead, n); 1 if None
 
     @classmethod
     def at(
-        cls, constraint: NonlinearEquality, u: Tensor, weight: Covariance, dependent: float = DEPENDENT
+        cls,
+        constraint: NonlinearEquality,
+        u: Tensor,
+        weight: Covariance,
+        dependent: float = DEPENDENT,
+        share: Tensor | None = None,
     ) -> Linearised:
         """Evaluate the constraint at u (*lead, n) and factor M; ``dependent`` as in ``revealed``."""
         h, rows = constraint.linearised(u)
         tangent = revealed(rows, weight, dependent)
         regular = _regular(tangent).expand(h.shape[:-1]) & torch.isfinite(h).all(-1)
-        return cls(h, tangent, weight, regular)
+        return cls(h, tangent, weight, regular, share)
+
+    def distance(self, x: Tensor) -> Tensor:
+        """``W Q x`` (*lead, n) with the metric Q of the distance, whose inverse W is only without curvature."""
+        return x if self.share is None else self.share * x
 
     def push(self, x: Tensor) -> Tensor:
         """``J x``, (*lead, q)."""
@@ -108,13 +117,13 @@ class Linearised:
         return torch.where(self.regular.unsqueeze(-1), self.tangent.multiplier(r), 0.0)
 
     def images(self, r: Tensor, multiplier: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``W J^T l`` and ``J^T l``, (*lead, n), for the multiplier l of r (*lead, q), computed if None."""
+        """``W J^T l`` and ``Q W J^T l``, (*lead, n), for the multiplier l of r (*lead, q), computed if None."""
         pull = self.pull(self.multiplier(r) if multiplier is None else multiplier)
         move, factor = self.weight.apply(pull), self._graded
         if factor is None:
-            return move, pull
+            return move, self.distance(pull)
         other, at = factor.images(r), self._at(factor)
-        return torch.where(at, other[0], move), torch.where(at, other[1], pull)
+        return torch.where(at, other[0], move), self.distance(torch.where(at, other[1], pull))
 
     @property
     def _graded(self) -> GradedRowsFactor | None:

@@ -22,7 +22,8 @@ from probhard._util.tensors import divide, matvec
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.laws.covariance import Covariance, Diagonal
 from probhard.solvers import sqp_dense
-from probhard.solvers.sqp_dense import small, suits
+from probhard.solvers.linearised import Linearised
+from probhard.solvers.sqp_dense import small
 from probhard.solvers.sqp_steps import (
     ACCEPTED,
     STATIONARY,
@@ -123,8 +124,9 @@ def _whitened(problem: EqualityProblem, flat: Iterates, restarts: int) -> Iterat
     constraint = problem.constraint.select(index, lead) if dense and z.shape[-1] <= sqp_dense.DENSE else None
     if isinstance(weight, Diagonal) or constraint is None:
         return flat
-    size, n = weight.root_size, z.shape[-1]
-    root = weight.root_matrix().to(z).expand(*lead, n, size).reshape(-1, n * size)[index]
+    n, root = z.shape[-1], _graded_root(weight).to(z)
+    size = root.shape[-1]
+    root = root.expand(*lead, n, size).reshape(-1, n * size)[index]
     inner, centre = constraint.fn, z.reshape(-1, n)[index]
 
     def moved(v: Tensor, factor: Tensor, start: Tensor, *data: Any) -> Tensor:
@@ -153,17 +155,34 @@ def _whitened(problem: EqualityProblem, flat: Iterates, restarts: int) -> Iterat
     return _better(replace(fresh, left=left, done=done), flat)
 
 
+def _graded_root(weight: Covariance) -> Tensor:
+    """A root of W (*batch, n, r), triangular once its rows are sorted from the largest to the smallest.
+
+    Each column then has a size of its own; else all would share the largest, and hide the small ones.
+    """
+    root = weight.root_matrix()
+    order = root.norm(dim=-1).argsort(-1, descending=True).unsqueeze(-1)
+    upper = torch.linalg.qr(root.gather(-2, order.expand(root.shape)).mT, mode="r").R
+    return torch.zeros_like(upper.mT).scatter(-2, order.expand(upper.mT.shape), upper.mT)
+
+
 def _sharpened(problem: EqualityProblem, iterates: Iterates) -> Iterates:
     """Converged points after full Newton steps: strong curvature magnifies what is left, in other units."""
     for _ in range(SHARPER):
-        near = problem.linearised(iterates.u)
-        multiplier = near.multiplier(near.h + near.push(problem.z - iterates.u))
-        step, slope = sqp_dense.newton_step(problem.constraint, near, iterates.u, iterates.y, multiplier)
+        near, curvature = _bent(problem, iterates)
+        multiplier = near.multiplier(near.h + near.push(near.distance(problem.z - iterates.u)))
+        step, slope = sqp_dense.newton_step(near, curvature, iterates.y)
         open_ = (iterates.converged & near.regular).unsqueeze(-1) & torch.isfinite(step)
         step, slope = torch.where(open_, step, 0.0), torch.where(open_, slope, 0.0)
         iterates = replace(iterates, u=iterates.u + step, y=iterates.y + slope, multiplier=multiplier)
     iterates = replace(iterates, done=torch.zeros_like(iterates.done))
-    return measured(problem.linearised(iterates.u), problem.z, iterates)[0]
+    return measured(_bent(problem, iterates)[0], problem.z, iterates)[0]
+
+
+def _bent(problem: EqualityProblem, iterates: Iterates) -> tuple[Linearised, Tensor]:
+    """The constraint linearised at a flat batch, with the curvature C that its multipliers give, (L, n, n)."""
+    curvature = sqp_dense.hessian(problem.constraint, iterates.u, iterates.multiplier)
+    return problem.linearised(iterates.u, curvature.diagonal(dim1=-2, dim2=-1)), curvature
 
 
 def _better(one: Iterates, two: Iterates) -> Iterates:
@@ -229,7 +248,7 @@ def _restarted(problem: EqualityProblem, iterates: Iterates, number: int) -> Ite
         if not bool(open_.any()):
             break
         fresh = restored(problem.constraint, near, fresh, open_, fresh)
-    fresh = replace(fresh, steps=iterates.steps)
+    fresh = replace(fresh, steps=iterates.steps, multiplier=torch.zeros_like(fresh.multiplier))  # that of the start
 
     def chosen(name: str) -> Tensor:
         own, other = getattr(iterates, name), getattr(fresh, name)
@@ -255,16 +274,17 @@ def shifted(z: Tensor, weight: Covariance, number: int) -> Tensor:
 
 def _run(problem: EqualityProblem, iterates: Iterates, steps: int, exact: bool) -> Iterates:
     """Up to ``steps + 1`` steps, with the exact Hessian or without; the result is measured at its last point."""
-    for _ in range(steps + 1):
-        near = problem.linearised(iterates.u)
+    dense = exact and small(problem.constraint, problem.weight) and problem.z.dim() == 2
+    for turn in range(steps + 2):
+        near, curvature = _bent(problem, iterates) if dense else (problem.linearised(iterates.u), None)
         iterates, step, slope = measured(near, problem.z, iterates)
-        if bool(iterates.done.all()):
-            return iterates
-        if exact and suits(near, problem.weight):
-            moved = sqp_dense.newton_step(problem.constraint, near, iterates.u, iterates.y, iterates.multiplier)
+        if turn > steps or bool(iterates.done.all()):
+            break
+        if curvature is not None:
+            moved = sqp_dense.newton_step(near, curvature, iterates.y)
             rest = (iterates.left <= STATIONARY).unsqueeze(-1)
             step, slope = torch.where(rest, step, moved[0]), torch.where(rest, slope, moved[1])
         elif exact:
             step, slope = newton_step(problem.constraint, near, iterates, step, slope)
         iterates = advanced(problem, near, iterates, step, slope)
-    return measured(problem.linearised(iterates.u), problem.z, iterates)[0]
+    return iterates

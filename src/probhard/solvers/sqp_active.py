@@ -24,7 +24,7 @@ from probhard.rows.dense import DenseRows
 from probhard.solvers import active_set
 from probhard.solvers.quadratic import Faces, QuadraticProblem
 
-STEPS = 40
+STEPS = 20
 HALVINGS = 10
 SMALL = 1e-7  # relative length of a step after which the sides are accepted
 DECREASE = 1e-6  # share of the merit's change that a step has to gain

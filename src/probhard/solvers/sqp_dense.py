@@ -5,7 +5,9 @@ the tangent space, and ``H = I + W^1/2 C W^1/2`` with the multipliers times the 
 
     d = n + t,     n = -B^T L^-1 h,     t = -|P H P + B^T B|^-1 P (g + H n),     g = W^-1/2 (u - z),
 
-where ``|.|`` replaces eigenvalues by their size: steps leave saddles and never climb.
+where ``|.|`` replaces eigenvalues by their size: steps leave saddles and never climb. Where the diagonal of C is
+positive, W is ``(Q + diag C)^-1`` instead, and the identity in H the share of Q: the rounding of a variable whose
+weight is far larger than its curvature allows would hide all others.
 """
 
 from __future__ import annotations
@@ -30,41 +32,30 @@ def small(constraint: NonlinearEquality, weight: Covariance) -> bool:
     return dense and isinstance(weight, Diagonal) and weight.shape[-1] <= DENSE
 
 
-def suits(near: Linearised, weight: Covariance) -> bool:
-    """Whether the Hessians of a flat batch are small enough to be formed."""
-    tangent = near.tangent
-    dense = isinstance(tangent, DiagonalTangent) and isinstance(tangent.core, DenseRows)
-    return dense and isinstance(weight, Diagonal) and weight.shape[-1] <= DENSE and near.h.dim() == 2
-
-
-def newton_step(
-    constraint: NonlinearEquality, near: Linearised, u: Tensor, y: Tensor, multiplier: Tensor
-) -> tuple[Tensor, Tensor]:
+def newton_step(near: Linearised, curvature: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The step and its image under Q, (L, n).
 
     Args:
-        constraint: h.
-        near: The constraint linearised at u.
-        u: Points, (L, n).
+        near: The constraint linearised at points u.
+        curvature: C there, (L, n, n), see ``hessian``.
         y: ``Q (u - z)``, (L, n).
-        multiplier: Multipliers, (L, q).
     """
     assert isinstance(near.weight, Diagonal)
     assert isinstance(near.tangent, DiagonalTangent)
     assert isinstance(near.tangent.core, DenseRows)
-    factor, root = near.tangent.factor, near.weight.variance.expand(u.shape).sqrt()
+    factor, root = near.tangent.factor, near.weight.variance.expand(y.shape).sqrt()
     assert isinstance(factor, DenseRowsFactor)
     matrix = near.tangent.core.map.matrix * root.unsqueeze(-2)
-    basis = torch.linalg.solve_triangular(factor.lower, matrix.expand(*u.shape[:-1], -1, -1), upper=False)
-    normal = -near.images(near.h)[1]  # Q n
-    bent = hessian(constraint, u, multiplier) * root.unsqueeze(-1) * root.unsqueeze(-2)
-    identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    basis = torch.linalg.solve_triangular(factor.lower, matrix.expand(*y.shape[:-1], -1, -1), upper=False)
+    move, normal = (-image for image in near.images(near.h))  # n in units of u, Q n
+    n, share = divide(move, root), near.distance(torch.ones_like(y))
+    identity = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    bent = curvature * root.unsqueeze(-1) * root.unsqueeze(-2) + torch.diag_embed(share) - identity  # H - I
     inside = identity - basis.mT @ basis  # P
-    n = root * normal
     slope = -matvec(inside, root * y + n + matvec(bent, n))
     reduced = identity + inside @ bent @ inside  # P H P + B^T B
     t = matvec(inside, _descent(reduced.nan_to_num(0.0, 0.0, 0.0), slope.nan_to_num(0.0, 0.0, 0.0)))
-    return root * (n + t), normal + divide(t, root)
+    return move + root * t, normal + near.distance(divide(t, root))
 
 
 def hessian(constraint: NonlinearEquality, u: Tensor, multiplier: Tensor) -> Tensor:

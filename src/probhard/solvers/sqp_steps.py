@@ -25,6 +25,7 @@ FEASIBLE = 1e-12  # relative residual to aim at, in float64
 ACCEPTED = 1e-10  # relative residual up to which a point counts as feasible
 SLOWER = 0.3  # a residual that falls no faster is rounding, once it is accepted
 STATIONARY = 1e-9  # relative length of the full step at which a point counts as stationary
+MILD = 0.1  # smallest share of the distance's curvature by which steps count as shortened, not as exact
 HALVINGS = 12
 FINE, COARSE = 5, 0.1  # halvings of a restoring step, before it is shortened by this factor: next to a singular point
 ARMIJO = 1e-4  # share of the predicted descent that a step has to gain
@@ -42,9 +43,19 @@ class EqualityProblem:
     weight: Covariance  # W
     dependent: float = DEPENDENT  # as in ``linearised.revealed``
 
-    def linearised(self, u: Tensor) -> Linearised:
-        """The constraint linearised at u (*lead, n)."""
-        return Linearised.at(self.constraint, u, self.weight, self.dependent)
+    def linearised(self, u: Tensor, bent: Tensor | None = None) -> Linearised:
+        """The constraint linearised at u (*lead, n).
+
+        Args:
+            u: The points.
+            bent: Curvature of each variable by the constraint, (*lead, n), which adds to that of the distance where
+                it is positive; the weight must be diagonal. None for no curvature.
+        """
+        if bent is None:
+            return Linearised.at(self.constraint, u, self.weight, self.dependent)
+        assert isinstance(self.weight, Diagonal)
+        share = 1 / (1 + self.weight.variance * bent.clamp(min=0).nan_to_num(0.0, 0.0, 0.0))
+        return Linearised.at(self.constraint, u, Diagonal(share * self.weight.variance), self.dependent, share)
 
     def select(self, index: Tensor) -> EqualityProblem | None:
         """The points with these indices (k,) of the flattened leading dimensions; None if they cannot be separated."""
@@ -89,12 +100,14 @@ def measured(near: Linearised, z: Tensor, iterates: Iterates) -> tuple[Iterates,
     Returns:
         Iterates with residual, length of the full step and ``done``; the step and its image under Q, (*lead, n).
     """
-    wanted = near.h + near.push(z - iterates.u)
+    way = near.distance(z - iterates.u)
+    wanted = near.h + near.push(way)
     multiplier = near.multiplier(wanted)
     move, pull = near.images(wanted, multiplier)
-    step, slope = z - move - iterates.u, -pull - iterates.y
+    step, slope = way - move, -pull - near.distance(iterates.y)
     size = iterates.u.norm(dim=-1) + z.norm(dim=-1)
-    left = torch.where(near.regular, step.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
+    plain = step if near.share is None else step / near.share.clamp(min=MILD)  # as long as without that curvature
+    left = torch.where(near.regular, plain.norm(dim=-1) / size.clamp(min=TINY), torch.inf)
     residual = near.relative(iterates.u, z)
     keep = iterates.done
     still = left <= STATIONARY
