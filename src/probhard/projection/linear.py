@@ -15,7 +15,7 @@ from probhard.laws.covariance import Covariance
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.tangent import DenseTangent, Differential, Tangent, tangent_of
 from probhard.tangent.linear import unmoved
-from probhard.tangent.still import StillTangent, moving, small
+from probhard.tangent.still import StillTangent, moving, sharper
 
 REFINEMENTS = 4  # each removes the digits that the one before has cancelled
 CANCELLED = 16.0  # ratio of sizes before and after the projection above which means are checked
@@ -61,10 +61,13 @@ class LinearProjector(Projector):
         """The projector with a factor of twice the digits, if points failed under a factor of ``A W A^T``."""
         if not (self.validate and checking()) or bool(solution.stats.converged.all()):
             return None
-        if isinstance(self.tangent, StillTangent) or not (self.tangent.conditioned and small(self.tangent)):
+        if isinstance(self.tangent, StillTangent) or not self.tangent.conditioned:
             return None
         again = copy.copy(self)
-        again.tangent = StillTangent(self.tangent.system, self.weight)
+        tangent = sharper(self.tangent, self.weight)
+        if tangent is None:
+            return None
+        again.tangent = tangent
         return again
 
     def explain(self, z: Tensor, stats: Stats) -> ProbhardError | None:

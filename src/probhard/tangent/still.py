@@ -58,6 +58,12 @@ class StillTangent(JointTangent):
     def regular(self) -> bool:
         return not bool(self.left.any())
 
+    @property
+    def independent(self) -> bool:
+        """Whether the rows that are not left out are independent beyond rounding."""
+        rounding = max(self.lower.shape[-1], self.basis.shape[-2]) * torch.finfo(self.lower.dtype).eps
+        return bool((self.lower.diagonal(dim1=-2, dim2=-1).abs() > rounding * self.lower.norm(dim=-1)).all())
+
     def pivots(self) -> Tensor:
         return torch.where(self.left, 0.0, self.lower.diagonal(dim1=-2, dim2=-1).abs())
 
@@ -105,7 +111,16 @@ def moving(tangent: Tangent, weight: Covariance) -> Tangent:
         return tangent
     if isinstance(tangent, DiagonalTangent) and not tangent.conditioned:
         return tangent  # these sweeps divide by no pivot of 0
-    return StillTangent(tangent.system, weight) if small(tangent) else tangent.check()
+    still = sharper(tangent, weight)
+    return tangent.check() if still is None else still
+
+
+def sharper(tangent: Tangent, weight: Covariance) -> StillTangent | None:
+    """The tangent of these rows by a triangle; None if they are too many, or depend on each other."""
+    if not small(tangent):
+        return None
+    still = StillTangent(tangent.system, weight)
+    return still if still.independent else None
 
 
 def small(tangent: Tangent) -> bool:
