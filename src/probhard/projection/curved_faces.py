@@ -201,13 +201,13 @@ class FaceSearch:
         n, free, held = self.function.variables, side == 0, _held_point(problem, side)
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
-        part, weight = self.function.switched(equation, self.function.active(side)), Diagonal(weight)
-        iterates = sqp.solve(part, held, weight, guess, self.exact, None)
+        part = self.function.switched(equation, self.function.active(side))
+        iterates = sqp.solve(part, held, Diagonal(weight), guess, self.exact, None)
         # Held variables have a small weight, so strong multipliers move them: once more from their bounds, without.
         off = torch.where(free, 0.0, held - iterates.u)
         moved = torch.nonzero(iterates.converged & ~_still(off, iterates.u)).squeeze(-1)
         if len(moved):
-            few, own = _select(part, moved, len(side)), Diagonal(torch.where(free, weight.variance, 0.0)[moved])
+            few, own = _select(part, moved, len(side)), Diagonal(torch.where(free, weight, 0.0)[moved])
             fresh = sqp.solve(few, held[moved], own, (iterates.u + off)[moved], True, None)
             iterates = iterates.placed(moved, fresh)
             off = torch.where(free, 0.0, held - iterates.u)
