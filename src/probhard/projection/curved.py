@@ -23,8 +23,8 @@ from probhard.laws.distribution import LocationScale
 from probhard.laws.marginals import CensoredMarginals
 from probhard.projection.base import Options, Projector, Solution, Stats
 from probhard.projection.checked import finished, within
-from probhard.projection.curved_faces import FaceSearch, masked_weight
-from probhard.projection.curved_functions import JointFunction
+from probhard.projection.curved_faces import FaceSearch
+from probhard.projection.curved_functions import JointFunction, masked_weight
 from probhard.projection.inactive import without_curved
 from probhard.projection.nonlinear import NonlinearProjector, NonlinearTangent
 from probhard.projection.nonlinear_diagnosis import Attempt

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from probhard._util.numerics import floored
+from probhard._util.numerics import TINY
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.constraints.shapes import SLACK
 from probhard.laws.covariance import Diagonal
-from probhard.projection.curved_functions import JointFunction
+from probhard.projection.curved_functions import JointFunction, held_weight, natural_weight
 from probhard.solvers import barrier, restoration, sqp, sqp_active, sqp_dense
 from probhard.solvers.linearised import Linearised
-from probhard.solvers.quadratic import HELD, QuadraticProblem
+from probhard.solvers.quadratic import QuadraticProblem
 from probhard.solvers.sqp_steps import STATIONARY, Iterates
 
 BARRIER, ACTIVE = "barrier", "active"  # methods
@@ -30,7 +30,7 @@ TRIES = 2  # sweeps in which a point may fail to converge on its face
 NEAR = 1e-9  # distance to a bound that counts as 0, relative to the terms
 SMALL = 0.1  # size of points, relative to z, below which they are moved onto the set again
 SHARPER = 2  # steps of that
-STILL = 1e-12  # distance of held variables from their bounds that is rounding, relative to the point
+STILL = 1e-11  # distance of held variables from their bounds that is rounding, relative to the point
 ROUNDING = 1e-12  # of a function, relative to its terms
 
 
@@ -185,6 +185,14 @@ class FaceSearch:
             before = side.index_select(0, left)
             iterates = self._on_face(part, few, before, guess.index_select(0, left))
             after = self._asked_sides(part, few, before, iterates)
+            off = _off(_held_point(few, before), before, iterates.u)
+            moved = torch.nonzero(iterates.converged & (after == before).all(-1) & (off > STILL)).squeeze(-1)
+            if len(moved):
+                own = self._unmoved(
+                    _select(part, moved, len(before)), few.select(moved), before[moved], iterates.u[moved]
+                )
+                iterates = iterates.placed(moved, own)
+                after = self._asked_sides(part, few, before, iterates)
             done = iterates.converged & (after == before).all(-1)
             fresh = FacePoints(torch.where(done.unsqueeze(-1), before, after), iterates, done)
             points = fresh if points is None else points.placed(left, fresh)
@@ -202,16 +210,18 @@ class FaceSearch:
         weight = torch.where(free, self._free_weight(problem), held_weight(problem.natural, n))
         guess = torch.where(free, torch.cat([value[..., :n], problem.centre[..., n:]], -1), held)
         part = self.function.switched(equation, self.function.active(side))
-        iterates = sqp.solve(part, held, Diagonal(weight), guess, self.exact, None)
-        # Held variables have a small weight, so strong multipliers move them: once more from their bounds, without.
-        off = torch.where(free, 0.0, held - iterates.u)
-        moved = torch.nonzero(iterates.converged & ~_still(off, iterates.u)).squeeze(-1)
-        if len(moved):
-            few, own = _select(part, moved, len(side)), Diagonal(torch.where(free, weight, 0.0)[moved])
-            fresh = sqp.solve(few, held[moved], own, (iterates.u + off)[moved], True, None)
-            iterates = iterates.placed(moved, fresh)
-            off = torch.where(free, 0.0, held - iterates.u)
-        exact = _still(off, iterates.u)
+        return sqp.solve(part, held, Diagonal(weight), guess, self.exact, None)
+
+    def _unmoved(self, equation: NonlinearEquality, problem: QuadraticProblem, side: Tensor, value: Tensor) -> Iterates:
+        """The nearest points from (L, N) once more, where strong multipliers moved held variables off their bounds.
+
+        Those have a small weight in ``_on_face``, here none. Points that need them to move have not converged.
+        """
+        free, held = side == 0, _held_point(problem, side)
+        weight = torch.where(free, self._free_weight(problem), 0.0)
+        part = self.function.switched(equation, self.function.active(side))
+        iterates = sqp.solve(part, held, Diagonal(weight), torch.where(free, value, held), True, None)
+        exact = _off(held, side, iterates.u) <= STILL
         return replace(iterates, left=torch.where(exact, iterates.left, torch.inf), done=iterates.done & exact)
 
     def _asked_sides(
@@ -246,56 +256,16 @@ class FaceSearch:
         return torch.cat([problem.weight[..., :n], problem.natural[..., n:]], -1)
 
 
-def natural_weight(function: JointFunction, weight: Tensor) -> Tensor:
-    """Weights of variables, at least the floor, and of slacks, the largest of these.
-
-    Args:
-        function: The functions of the constraint.
-        weight: Diagonal of W, (*lead, n).
-
-    Returns:
-        Weights, (*lead, N).
-    """
-    largest = weight.amax(-1, keepdim=True)
-    slack = largest.expand(*weight.shape[:-1], function.inequalities)
-    return torch.cat([floored(weight), slack], -1)
-
-
-def masked_weight(function: JointFunction, weight: Tensor, side: Tensor) -> Tensor:
-    """Weights of free variables and slacks, and tiny or zero ones of those that are held.
-
-    Args:
-        function: The functions of the constraint.
-        weight: Diagonal of W, (*lead, n).
-        side: Sides of variables and slacks, (*lead, N).
-
-    Returns:
-        Weights, (*lead, N).
-    """
-    natural = natural_weight(function, weight.detach())
-    free = torch.cat([weight, natural[..., weight.shape[-1] :]], -1)
-    return torch.where(side == 0, free, held_weight(natural, weight.shape[-1]))
-
-
-def held_weight(natural: Tensor, n: int) -> Tensor:
-    """Weights (*lead, N) of held variables, tiny, and of held slacks, 0 so that no violation is hidden.
-
-    Args:
-        natural: The result of ``natural_weight``, (*lead, N).
-        n: Number of variables without slacks.
-    """
-    return torch.cat([HELD * natural[..., :n], torch.zeros_like(natural[..., n:])], -1)
-
-
 def _held_point(problem: QuadraticProblem, side: Tensor) -> Tensor:
     """The centres where free, the bounds elsewhere, (L, N)."""
     bound = torch.where(side < 0, problem.lower, problem.upper)
     return torch.where(side == 0, problem.centre, torch.where(torch.isfinite(bound), bound, 0.0))
 
 
-def _still(off: Tensor, u: Tensor) -> Tensor:
-    """Whether held variables that are off their bounds (L, N) are so by rounding alone, (L,) bool."""
-    return off.abs().amax(-1) <= STILL * u.abs().amax(-1)
+def _off(held: Tensor, side: Tensor, u: Tensor) -> Tensor:
+    """How far held variables of points u (L, N) are from their bounds, relative to the points, (L,)."""
+    far = torch.where(side == 0, 0.0, held - u).abs().amax(-1)
+    return far / u.abs().amax(-1).clamp(min=TINY)
 
 
 def _select(equation: NonlinearEquality, index: Tensor, count: int) -> NonlinearEquality:

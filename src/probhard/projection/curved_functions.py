@@ -16,11 +16,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from probhard._util.numerics import floored
 from probhard._util.tensors import broadcast
 from probhard.constraints.nonlinear import NonlinearEquality
 from probhard.errors import ParameterError
 from probhard.projection.parts import Parts
 from probhard.rows.base import Structure
+from probhard.solvers.quadratic import HELD
 
 ORDINARY = 0.1, 10.0  # sizes of points that need no units of their own
 
@@ -227,3 +229,44 @@ def _batch_shape(pieces: list[Piece]) -> torch.Size:
     args = [arg for piece in pieces for arg in piece.function.args]
     shapes = [arg.shape[:-1] for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
     return broadcast(*shapes) if shapes else torch.Size()
+
+
+def natural_weight(function: JointFunction, weight: Tensor) -> Tensor:
+    """Weights of variables, at least the floor, and of slacks, the largest of these.
+
+    Args:
+        function: The functions of the constraint.
+        weight: Diagonal of W, (*lead, n).
+
+    Returns:
+        Weights, (*lead, N).
+    """
+    largest = weight.amax(-1, keepdim=True)
+    slack = largest.expand(*weight.shape[:-1], function.inequalities)
+    return torch.cat([floored(weight), slack], -1)
+
+
+def masked_weight(function: JointFunction, weight: Tensor, side: Tensor) -> Tensor:
+    """Weights of free variables and slacks, and tiny or zero ones of those that are held.
+
+    Args:
+        function: The functions of the constraint.
+        weight: Diagonal of W, (*lead, n).
+        side: Sides of variables and slacks, (*lead, N).
+
+    Returns:
+        Weights, (*lead, N).
+    """
+    natural = natural_weight(function, weight.detach())
+    free = torch.cat([weight, natural[..., weight.shape[-1] :]], -1)
+    return torch.where(side == 0, free, held_weight(natural, weight.shape[-1]))
+
+
+def held_weight(natural: Tensor, n: int) -> Tensor:
+    """Weights (*lead, N) of held variables, tiny, and of held slacks, 0 so that no violation is hidden.
+
+    Args:
+        natural: The result of ``natural_weight``, (*lead, N).
+        n: Number of variables without slacks.
+    """
+    return torch.cat([HELD * natural[..., :n], torch.zeros_like(natural[..., n:])], -1)

@@ -7,6 +7,8 @@ factored. The oblique variances are sums of squares: ``cov(u_b) = R_b H^-1 R_b``
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import scipy.linalg
 import torch
@@ -94,9 +96,11 @@ class DenseRowsFactor(Factor):
         regular = (self.info == 0).unsqueeze(-1)
         return torch.where(regular, self.lower.diagonal(dim1=-2, dim2=-1), 0.0)
 
+    @cached_property
     def sines(self) -> Tensor:
         """Sines of the angles between rows of ``A W^1/2`` and those before them, (*batch, q); 0 if M has no factor."""
-        return self.pivots() / self.lower.norm(dim=-1).clamp(min=TINY)
+        lower = self.lower.detach()
+        return self.pivots().detach() / lower.square().sum(-1).sqrt().clamp(min=TINY)
 
 
 class NullRows(Mapped):

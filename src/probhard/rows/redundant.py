@@ -13,6 +13,8 @@ Rows that are independent by themselves may look dependent in M, whose condition
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -72,8 +74,9 @@ class GradedRowsFactor(DenseRowsFactor):
     def pivots(self) -> Tensor:
         return torch.where(self.graded.unsqueeze(-1), 1.0, super().pivots())
 
+    @cached_property
     def sines(self) -> Tensor:
-        return torch.where(self.graded.unsqueeze(-1), 1.0, super().sines())
+        return torch.where(self.graded.unsqueeze(-1), 1.0, super().sines)
 
 
 def _triangle(matrix: Tensor) -> tuple[Tensor, Tensor]:

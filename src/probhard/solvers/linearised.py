@@ -65,7 +65,7 @@ def revealed(rows: Structure, weight: Covariance, dependent: float = DEPENDENT) 
 def _regular(tangent: Tangent) -> Tensor:
     """Where M has a factor without tiny pivots, (*lead,) bool; dense rows each have a unit of their own."""
     factor = getattr(tangent, "factor", None)
-    pivots = (factor.sines() if isinstance(factor, DenseRowsFactor) else tangent.pivots()).detach()
+    pivots = (factor.sines if isinstance(factor, DenseRowsFactor) else tangent.pivots()).detach()
     return pivots.amin(-1) > SINGULAR * pivots.amax(-1)
 
 
@@ -76,7 +76,7 @@ def _coarse(tangent: Tangent) -> Tensor | None:
         return None
     if factor.structure.variables > GRADED or factor.lower.shape[-1] == 1:
         return None
-    return ~(factor.sines().detach().amin(-1) > FINE)
+    return ~(factor.sines.amin(-1) > FINE)
 
 
 @dataclass(frozen=True)
