@@ -36,7 +36,7 @@ def nearest_restored(equation: NonlinearEquality, problem: QuadraticProblem, une
         unequal: Which functions are inequalities, (q,) bool.
         number: Of the random starts: 1, 2, ...
     """
-    count, n = len(problem.centre), equation_variables(problem)
+    count, n = len(problem.centre), _variables(problem)
     many = torch.arange(count, device=problem.centre.device).repeat_interleave(STARTS)
     part = equation.select(many, torch.Size((count,)))
     assert part is not None
@@ -55,11 +55,6 @@ def nearest_restored(equation: NonlinearEquality, problem: QuadraticProblem, une
     best = torch.where(good, far, torch.inf).argmin(-1)
     index = torch.arange(count, device=u.device)
     return u[index, best]
-
-
-def equation_variables(problem: QuadraticProblem) -> int:
-    """Number of variables without slacks."""
-    return problem.centre.shape[-1] if problem.costed is None else int(problem.costed.sum())
 
 
 @torch.no_grad()
@@ -117,3 +112,8 @@ def restored(
         damping = (damping * torch.where(better, LESS, MORE)).clamp(1e-14, 1e6)
     scale = equation.scale(torch.cat([u, slack], -1))
     return u, (violation(u).abs() / scale.clamp(min=TINY)).amax(-1)
+
+
+def _variables(problem: QuadraticProblem) -> int:
+    """Number of variables without slacks."""
+    return problem.centre.shape[-1] if problem.costed is None else int(problem.costed.sum())
