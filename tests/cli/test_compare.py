@@ -51,14 +51,12 @@ def test_bad_requests_end_with_status_2(files, options, capsys):
     assert capsys.readouterr().err.startswith("probhard: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("comparison.csv", "no comparison.json"), ("comparison.json", "not the note")]
-)
-def test_files_of_others_are_not_replaced(files, name, text, capsys):
+@pytest.mark.parametrize("name", ["comparison.csv", "comparison.json"])
+def test_files_of_others_are_not_replaced(files, name, capsys):
     files[2].mkdir()
     (files[2] / name).write_text("mine")
     assert command(files, "--methods", "base") == 2
-    assert text in capsys.readouterr().err
+    assert f"{name} was not written by probhard" in capsys.readouterr().err
     assert (files[2] / name).read_text() == "mine"
 
 

@@ -292,5 +292,5 @@ def test_files_of_others_are_not_replaced(folder: Folder, capsys: pytest.Capture
     (folder.path / "run").mkdir()
     (folder.path / "run" / "model.pt").write_text("mine")
     assert folder.train(waves()) == 2
-    assert "holds model.pt, but no config.yaml" in capsys.readouterr().err
+    assert "model.pt was not written by probhard" in capsys.readouterr().err
     assert (folder.path / "run" / "model.pt").read_text() == "mine"

@@ -20,7 +20,7 @@ import typer
 from probhard._util.atomic import write_text
 from probhard._util.memory import check_memory
 from probhard.cli._certificate import versions
-from probhard.cli._outputs import FILES, check_own, check_writable, sha256
+from probhard.cli._outputs import FILES, check_folder, check_foreign, check_writable, sha256
 from probhard.cli._train import check_room
 from probhard.comparison import Plan, compared
 from probhard.errors import ParameterError, check_choices
@@ -56,13 +56,8 @@ def run(data: Path, config: Path, output: Path, methods: str, seeds: str, epochs
     check_writable(output, "--output")
     files = [output / f"{NAME}.csv", output / f"{NAME}.png"]
     note_path = output / f"{NAME}.json"
-    check_own(output, [file.name for file in files], note_path.name)
-    if note_path.exists() and not _is_note(note_path):
-        raise ParameterError(
-            f"{note_path} is not the note of a comparison.",
-            "The note of this one would replace it.",
-            "Move that file away, or pass another --output.",
-        )
+    check_folder(output, [note_path.name], [file.name for file in files])
+    check_foreign(note_path, note_path.exists() and not _is_note(note_path))
     names = [name.strip() for name in methods.split(",") if name.strip()] or list(METHODS)
     check_choices("method", names, tuple(METHODS))
     numbers = _numbers(seeds)

@@ -63,26 +63,6 @@ def check_writable(folder: Path, option: str) -> None:
         ) from error
 
 
-def check_own(folder: Path, files: Iterable[str], mark: str) -> None:
-    """Check that a folder holds no other files of these names than those of an earlier run.
-
-    Args:
-        folder: The folder, which need not exist.
-        files: Names of the files that will be written.
-        mark: Name of the file that every earlier run has.
-
-    Raises:
-        ParameterError: It has some of the files, but not the mark.
-    """
-    others = [name for name in files if (folder / name).exists()]
-    if others and not (folder / mark).exists():
-        raise ParameterError(
-            f"{folder} holds {' and '.join(others)}, but no {mark}.",
-            "These files are not of an earlier run, and would be replaced.",
-            "Move them away, or pass another --output.",
-        )
-
-
 def check_seed(seed: int) -> None:
     """Check the seed of a random generator.
 

@@ -26,7 +26,7 @@ from probhard._util.atomic import check_space, write_figure, write_text
 from probhard._util.memory import check_memory
 from probhard.cli._bands import BANDS, write_bands
 from probhard.cli._certificate import versions
-from probhard.cli._outputs import check_own, check_writable, sha256
+from probhard.cli._outputs import check_folder, check_writable, sha256
 from probhard.errors import ParameterError
 from probhard.io.fields import read_fields, write_npz
 from probhard.io.spec import AXES, MASK, VOLUMES, read_spec
@@ -134,7 +134,7 @@ def _start(output: Path, content: dict[str, Any], grid: dict[str, np.ndarray]) -
                 "Pass another --output, or remove this folder.",
             )
         return
-    check_own(output, FILES, CONFIG)
+    check_folder(output, [CONFIG], FILES)
     output.mkdir(parents=True, exist_ok=True)
     write_npz(output / GRID, grid)
     write_text(path, yaml.safe_dump(content, sort_keys=False))
