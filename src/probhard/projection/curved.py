@@ -64,9 +64,9 @@ class CurvedProjector(Projector):
         self.weight = torch.where(variance > 0, floored(variance), 0.0)  # variables without a variance are known
         self.moments_from = "censored" if parts.bounded_only else "monte-carlo"
         self.has_equalities = True
-        self.local = parts.nonlinear is not None or not all(part.convex for part in parts.curved)
         self.attempt: Attempt | None = None
         self.function = JointFunction(parts, self.weight.new_empty(0))
+        self.local = not self.function.convex
 
     def solve(self, z: Tensor, start: Tensor | None = None) -> Solution:
         weight = Diagonal(self.weight)

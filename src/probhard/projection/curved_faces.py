@@ -113,7 +113,7 @@ class FaceSearch:
         """What is tried in turn for points that the sweep does not settle: a method, and the number of a start."""
         if not sqp_dense.small(equation, Diagonal(problem.weight)):
             return [(ACTIVE, 0)] * ROUNDS
-        if self.function.parts.nonlinear is None:  # no other start leads elsewhere
+        if self.function.convex:  # no other start leads elsewhere
             return [(BARRIER, 0), (ACTIVE, 1), (ACTIVE, 0)]
         started = [(method, number) for number in range(1, self.restarts + 1) for method in (ACTIVE, BARRIER)]
         return [(BARRIER, 0), *started[:2], (ACTIVE, 0), *started[2:]]

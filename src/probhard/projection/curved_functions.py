@@ -98,6 +98,11 @@ class JointFunction:
         """Whether the constraint is one equality function and nothing else."""
         return len(self.pieces) == 1 and not self.inequalities
 
+    @property
+    def convex(self) -> bool:
+        """Whether the set is convex, so that a nearest point is the only one."""
+        return self.parts.nonlinear is None and all(part.convex for part in self.parts.curved)
+
     def equation(self, active: Tensor | None = None) -> NonlinearEquality:
         """``h(u) = 0`` and ``g(u) + s = 0``, with ``s = 0`` alone for inactive functions.
 
