@@ -63,7 +63,7 @@ def reduced(parts: Parts, weight: Covariance, options: Options) -> ReducedProjec
         return None
     like = torch.empty(0, dtype=torch.float64, device=weight.device)
     rows = ReducedRows.of(parts, like)
-    if not rows.pays(constant):
+    if not len(rows.unequal) or not rows.pays(constant):  # bounds of an empty batch, or infinite ones
         return None
     reduction: Reduction
     if constant:
